@@ -1,0 +1,52 @@
+"""Sources of pictures behind one contract: a folder, arrays, a named dataset, or the shipped sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from meanshift.data import arrays, folder, named, sample
+from meanshift.data.source import Cut, Source, Unreadable, hold_out
+
+__all__ = ["Cut", "Source", "Unreadable", "hold_out", "open_source", "train_and_held_out"]
+
+
+def open_source(spec: str) -> Mapping[str, Source]:
+    """The splits of a SOURCE by name; the first is the one to train on.
+
+    >>> open_source("photos/")["train"]
+    """
+    path = Path(spec).expanduser()
+    if spec == "sample":
+        return sample.read_sample()
+    if path.is_dir():
+        return {name: folder.FolderSource(part) for name, part in folder.splits(path).items()}
+    if path.suffix in (".npy", ".npz") and path.is_file():
+        return arrays.read_arrays(path)
+    if spec.lower() in named.NAMES:
+        return named.read_named(spec.lower())
+    what = "a file that is neither .npz nor .npy" if path.exists() else "nothing there"
+    raise ValueError(
+        f"{spec}: {what}; need a folder of pictures, an .npz or .npy file, `sample`, or one of "
+        f"{', '.join(named.NAMES)}"
+    )
+
+
+def train_and_held_out(spec: str, held_out: float | str, *, seed: int) -> tuple[Source, Source | None]:
+    """What to train on, and the pictures kept for judging it (None when there are none)."""
+    splits = dict(open_source(spec))
+    train = splits.pop("train")
+    if held_out == "auto":
+        if splits:
+            return train, next(iter(splits.values()))
+        held_out = 0.1 if train.labels is not None and len(train) >= 100 else "none"
+    if held_out in ("none", 0.0):
+        return train, None
+    if isinstance(held_out, float):
+        return hold_out(train, held_out, seed=seed)
+    if held_out not in splits:
+        raise ValueError(
+            f"data.held_out: {spec} has no split {held_out!r}; it has "
+            f"{', '.join(['train', *splits])}: give one of them, a share such as 0.1, or none"
+        )
+    return train, splits[held_out]

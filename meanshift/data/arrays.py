@@ -1,0 +1,130 @@
+"""Pictures of one size in an array: .npy and .npz files, mapped and not loaded where that is possible."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+from meanshift.data.source import Source
+
+_NAMES = {  # the keys under which people keep pictures and labels, by split
+    "train": (("x_train", "train_images", "images", "x", "data", "arr_0"),
+              ("y_train", "train_labels", "labels", "y", "targets", "arr_1")),
+    "val": (("x_val", "val_images"), ("y_val", "val_labels")),
+    "test": (("x_test", "test_images"), ("y_test", "test_labels")),
+}  # fmt: skip
+
+
+class ArraySource(Source):
+    """An array of pictures: grey (n, h, w), or colour with channels last or first; 8 or 16 bits."""
+
+    def __init__(
+        self, pixels: np.ndarray, labels: np.ndarray | None, *, name: str, classes: list[str] | None = None
+    ) -> None:
+        self.name = name
+        self.pixels = _channels_last(pixels, name)
+        self.labels = None
+        if labels is not None:
+            flat = np.asarray(labels).reshape(len(labels), -1)
+            if len(flat) != len(pixels) or flat.shape[1] != 1 or flat.dtype.kind not in "iu":
+                raise ValueError(
+                    f"{name}: labels of shape {np.shape(labels)} and type {flat.dtype} for "
+                    f"{len(pixels)} pictures; need one whole number a picture"
+                )
+            self.labels = torch.from_numpy(flat[:, 0].astype(np.int64))
+        count = 0 if self.labels is None or not len(self.labels) else int(self.labels.max()) + 1
+        self.classes = classes or [str(i) for i in range(count)]
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def title(self, index: int) -> str:
+        return f"#{index}"
+
+    def read(self, index: int) -> UInt8[Tensor, "3 height width"]:
+        return self.gather(torch.tensor([index]))[0].permute(2, 0, 1)
+
+    @property
+    def uniform(self) -> bool:
+        return True
+
+    def gather(self, indices: Int[Tensor, " batch"]) -> UInt8[Tensor, "batch height width 3"]:
+        chosen = self.pixels[indices.numpy()]
+        if chosen.dtype == np.uint16:
+            chosen = (chosen >> 8).astype(np.uint8)
+        pictures = torch.from_numpy(chosen)
+        return pictures.expand(-1, -1, -1, 3) if pictures.shape[3] == 1 else pictures
+
+    def fingerprint(self) -> str:
+        """Numbers are no names: some thousand pictures spread over the array are read as well."""
+        digest = hashlib.sha256(super().fingerprint().encode() + repr(self.pixels.shape).encode())
+        digest.update(np.ascontiguousarray(self.pixels[:: 1 + len(self) // 1000]).tobytes())
+        return digest.hexdigest()[:16]
+
+
+def read_arrays(path: Path) -> dict[str, ArraySource]:
+    """The splits of an .npz file, or the one array of an .npy file."""
+    try:
+        if path.suffix == ".npy":
+            return {"train": ArraySource(np.load(path, mmap_mode="r"), None, name=str(path))}
+        with np.load(path) as archive:
+            keys = list(archive.keys())
+        found = {}
+        for split, (pictures, labels) in _NAMES.items():
+            x = next((key for key in pictures if key in keys), None)
+            y = next((key for key in labels if key in keys), None)
+            if x is not None:
+                kept = None if y is None else _member(path, y)
+                found[split] = ArraySource(_member(path, x), kept, name=str(path))
+    except (OSError, zipfile.BadZipFile, EOFError) as error:
+        raise ValueError(f"{path}: not a readable {path.suffix} file ({error})") from None
+    if "train" not in found:
+        raise ValueError(
+            f"{path}: found the arrays {', '.join(keys) or 'none'}; need x_train (and y_train, x_test, "
+            f"y_test), or images and labels"
+        )
+    return found
+
+
+def _member(path: Path, key: str) -> np.ndarray:
+    """One array of an .npz, mapped into memory when it is stored uncompressed."""
+    with zipfile.ZipFile(path) as archive:
+        entry = archive.getinfo(f"{key}.npy")
+        if entry.compress_type == zipfile.ZIP_STORED:
+            with archive.open(entry) as member, path.open("rb") as file:
+                version = np.lib.format.read_magic(member)
+                header = getattr(np.lib.format, f"read_array_header_{version[0]}_0")
+                shape, fortran, dtype = header(member)
+                # A member's bytes begin behind its local header, whose two lengths stand at 26.
+                file.seek(entry.header_offset + 26)
+                name, extra = np.frombuffer(file.read(4), "<u2")
+                offset = entry.header_offset + 30 + int(name) + int(extra) + member.tell()
+            if not dtype.hasobject and not fortran:
+                return np.memmap(path, dtype, "r", offset, shape)
+    with np.load(path) as loaded:
+        array: np.ndarray = loaded[key]
+        return array
+
+
+def _channels_last(pixels: np.ndarray, name: str) -> np.ndarray:
+    if pixels.dtype not in (np.uint8, np.uint16):
+        raise ValueError(
+            f"{name}: pixels of type {pixels.dtype}; need uint8 (or uint16): for values in 0..1 save "
+            f"(x * 255).astype('uint8')"
+        )
+    if pixels.ndim == 3:
+        pixels = pixels[..., None]
+    if pixels.ndim == 4 and pixels.shape[3] not in (1, 3) and pixels.shape[1] in (1, 3):
+        pixels = pixels.transpose(0, 2, 3, 1)
+    if pixels.ndim != 4 or pixels.shape[3] not in (1, 3) or 0 in pixels.shape:
+        raise ValueError(
+            f"{name}: an array of shape {pixels.shape}; need (n, height, width), with 1 or 3 channels "
+            f"last or second"
+        )
+    return pixels

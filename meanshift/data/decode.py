@@ -1,0 +1,48 @@
+"""One picture file to RGB bytes, whatever its mode, depth or orientation."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from meanshift.data.source import Unreadable
+
+SUFFIXES = frozenset(
+    ".jpg .jpeg .jpe .jfif .png .bmp .gif .tif .tiff .webp .ppm .pgm .pbm .pnm".split()
+)
+
+
+def read_picture(path: Path) -> UInt8[Tensor, "3 height width"]:
+    """Decode a file; anything that goes wrong becomes `Unreadable` with its reason."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            warnings.filterwarnings("ignore", category=UserWarning)  # harmless metadata complaints
+            with Image.open(path) as picture:
+                pixels = np.array(to_rgb(ImageOps.exif_transpose(picture)))
+    except Image.DecompressionBombWarning as bomb:
+        raise Unreadable(str(path), str(bomb)) from None
+    except Exception as error:  # decoders raise anything from OSError to struct.error
+        raise Unreadable(str(path), f"{type(error).__name__}: {error}") from None
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def to_rgb(picture: Image.Image) -> Image.Image:
+    """Any mode to RGB: deep greys are scaled and not clipped, transparency lies on white."""
+    if picture.mode.startswith("I"):  # 16-bit grey; Pillow's own conversion would clip at 255
+        deep = np.asarray(picture).astype(np.int64)
+        if deep.min() < 0 or deep.max() > 65535:
+            raise ValueError("32-bit picture beyond the 16-bit range: scale it to 0..65535")
+        return Image.fromarray((deep >> 8).astype(np.uint8)).convert("RGB")
+    if picture.mode == "F":
+        raise ValueError("floating-point picture of unknown range: save it with 8 or 16 bits")
+    if picture.has_transparency_data:
+        rgba = picture.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
+    return picture.convert("RGB")

@@ -1,0 +1,60 @@
+"""A folder of picture files, with class subfolders or flat and unlabelled."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from meanshift.data.decode import SUFFIXES, read_picture
+from meanshift.data.source import Source
+
+
+class FolderSource(Source):
+    """Every picture below `root`, in the order of their names.
+
+    When all of them lie in two or more subfolders, those are the classes; a picture at the top means
+    that the subfolders are mere storage and nothing is labelled.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.name = root, str(root)
+        self.files = sorted(_pictures(root))
+        if not self.files:
+            raise ValueError(
+                f"{root}: no picture found; need files ending in {' '.join(sorted(SUFFIXES))}, "
+                f"at the top or in subfolders"
+            )
+        tops = [file.parts[0] if len(file.parts) > 1 else "" for file in self.files]
+        names = sorted(set(tops))
+        self.classes = names if "" not in names and len(names) > 1 else []
+        index = {name: i for i, name in enumerate(names)}
+        self.labels = torch.tensor([index[top] for top in tops]) if self.classes else None
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def title(self, index: int) -> str:
+        return self.files[index].as_posix()
+
+    def read(self, index: int) -> UInt8[Tensor, "3 height width"]:
+        return read_picture(self.root / self.files[index])
+
+
+def splits(root: Path) -> dict[str, Path]:
+    """A folder with `train` and a `val` or `test` inside is those splits; otherwise it is one."""
+    inside = {name: root / name for name in ("train", "val", "test") if (root / name).is_dir()}
+    return inside if "train" in inside and len(inside) > 1 else {"train": root}
+
+
+def _pictures(root: Path) -> list[Path]:
+    found = []
+    for folder, subfolders, files in os.walk(root):
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        for name in files:
+            if Path(name).suffix.lower() in SUFFIXES and not name.startswith("."):
+                found.append((Path(folder) / name).relative_to(root))
+    return found

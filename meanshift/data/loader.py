@@ -1,0 +1,131 @@
+"""Batches at their addresses: which pictures each step sees, read and cropped by any number of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from meanshift import keyed
+from meanshift.data.source import Source, Unreadable
+
+
+@dataclass
+class Batch:
+    """The pictures of one step: one tensor of whole ones, or the crops of each view."""
+
+    step: int
+    epoch: int
+    ids: Int[Tensor, " batch"]
+    labels: Int[Tensor, " batch"] | None
+    pictures: UInt8[Tensor, "batch height width channels"] | list[UInt8[Tensor, "batch channels _ _"]]
+    bad: list[tuple[str, str]]
+    """pictures that could not be read, as (title, reason)"""
+
+    def pin_memory(self) -> Batch:
+        whole = isinstance(self.pictures, Tensor)
+        pinned = self.pictures.pin_memory() if whole else [c.pin_memory() for c in self.pictures]
+        labels = None if self.labels is None else self.labels.pin_memory()
+        return replace(self, ids=self.ids.pin_memory(), labels=labels, pictures=pinned)
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on the device, by copies that do not wait; the ids stay where addresses are made."""
+
+        def move(held: Tensor) -> Tensor:
+            return held.to(device, non_blocking=True)
+
+        whole = isinstance(self.pictures, Tensor)
+        pictures = move(self.pictures) if whole else [move(crops) for crops in self.pictures]
+        return replace(
+            self, labels=None if self.labels is None else move(self.labels), pictures=pictures
+        )
+
+
+Crop = Callable[[list[Tensor], int, Tensor], list[Tensor]]
+"""How a worker cuts decoded pictures: (pictures, epoch, ids) to the crops of each view."""
+
+
+def batches(
+    source: Source,
+    crop: Crop,
+    *,
+    batch_size: int,
+    seed: int,
+    start: int,
+    stop: int,
+    workers: int = 0,
+    pin_memory: bool = False,
+) -> Iterator[Batch]:
+    """The batches of steps `start` to `stop`; a step's batch depends on nothing but its number."""
+    steps = len(source) // batch_size
+    if not steps:
+        raise ValueError(
+            f"{source.name}: {len(source)} pictures do not fill one batch of {batch_size}; "
+            f"use --train.batch_size {max(2, len(source) // 4)} or fewer"
+        )
+    loader = DataLoader(
+        _Reader(source, crop, seed),
+        batch_size=None,
+        sampler=_Steps(len(source), batch_size, seed, start, stop),
+        num_workers=0 if source.uniform else workers,
+        prefetch_factor=2 if workers and not source.uniform else None,
+        pin_memory=pin_memory,
+        generator=torch.Generator(),  # its base seed must not come from the global generator
+    )
+    return iter(loader)
+
+
+Request = tuple[int, int, Tensor]  # step, epoch, ids
+
+
+class _Steps(Sampler[Request]):
+    def __init__(self, size: int, batch_size: int, seed: int, start: int, stop: int) -> None:
+        self.size, self.batch_size, self.seed = size, batch_size, seed
+        self.start, self.stop = start, stop
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __iter__(self) -> Iterator[Request]:
+        steps, order, ordered = self.size // self.batch_size, torch.empty(0), -1
+        for step in range(self.start, self.stop):
+            epoch, batch = divmod(step, steps)
+            if epoch != ordered:
+                order, ordered = keyed.order(self.seed, epoch, self.size), epoch
+            yield step, epoch, order[batch * self.batch_size : (batch + 1) * self.batch_size]
+
+
+class _Reader(Dataset[Batch]):
+    """Makes whole batches, so that a worker's work is one message."""
+
+    def __init__(self, source: Source, crop: Crop, seed: int) -> None:
+        self.source, self.crop, self.seed = source, crop, seed
+
+    def __getitem__(self, request: Request) -> Batch:
+        step, epoch, ids = request
+        bad: list[tuple[str, str]] = []
+        if self.source.uniform:
+            pictures = self.source.gather(ids)
+        else:
+            read = [self._readable(int(index), bad) for index in ids]
+            ids = torch.tensor([index for index, _ in read])
+            pictures = self.crop([picture for _, picture in read], epoch, ids)
+        labels = None if self.source.labels is None else self.source.labels[ids]
+        return Batch(step, epoch, ids, labels, pictures, bad)
+
+    def _readable(self, index: int, bad: list[tuple[str, str]]) -> tuple[int, Tensor]:
+        """The picture, or the first readable one of a list that depends on nothing but its id."""
+        stand_ins = keyed.bits(self.seed, 0, torch.tensor([index]), keyed.REPLACEMENT, 64)[0]
+        for candidate in [index, *(stand_ins % len(self.source)).tolist()]:
+            try:
+                return candidate, self.source.read(candidate)
+            except Unreadable as error:
+                bad.append((error.title, error.why))
+        raise ValueError(
+            f"{self.source.name}: 65 pictures in a row could not be read, the first is {bad[0][0]} "
+            f"({bad[0][1]}); look at the folder before training on it"
+        )

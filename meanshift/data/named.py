@@ -1,0 +1,98 @@
+"""torchvision's datasets by name; they download themselves where there is a network."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from meanshift.data.arrays import ArraySource
+from meanshift.data.decode import to_rgb
+from meanshift.data.source import Source, Unreadable
+
+# name: (torchvision's class, its arguments for training, for judging)
+_DATASETS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "mnist": ("MNIST", {"train": True}, {"train": False}),
+    "fashion-mnist": ("FashionMNIST", {"train": True}, {"train": False}),
+    "cifar10": ("CIFAR10", {"train": True}, {"train": False}),
+    "cifar100": ("CIFAR100", {"train": True}, {"train": False}),
+    "svhn": ("SVHN", {"split": "train"}, {"split": "test"}),
+    "stl10": ("STL10", {"split": "unlabeled"}, {"split": "test"}),
+    "food101": ("Food101", {"split": "train"}, {"split": "test"}),
+    "flowers102": ("Flowers102", {"split": "train"}, {"split": "test"}),
+    "pets": ("OxfordIIITPet", {"split": "trainval"}, {"split": "test"}),
+    "dtd": ("DTD", {"split": "train"}, {"split": "test"}),
+    "aircraft": ("FGVCAircraft", {"split": "trainval"}, {"split": "test"}),
+    "eurosat": ("EuroSAT", {}, {}),
+}
+NAMES = tuple(_DATASETS)
+
+
+def read_named(name: str) -> dict[str, Source]:
+    """The splits of a torchvision dataset under `MEANSHIFT_DATA` (default `~/.cache/meanshift`)."""
+    kind, *arguments = _DATASETS[name]
+    root = Path(os.environ.get("MEANSHIFT_DATA", Path.home() / ".cache" / "meanshift"))
+    found: dict[str, Source] = {}
+    for split, given in zip(("train", "test"), arguments, strict=True):
+        if split == "test" and given == arguments[0]:
+            break
+        found[split] = _adapt(_open(kind, root, given, name), name)
+    return found
+
+
+def _open(kind: str, root: Path, given: dict[str, Any], name: str) -> Any:
+    from torchvision import datasets
+
+    make = getattr(datasets, kind)
+    try:
+        try:
+            return make(root, download=False, **given)
+        except RuntimeError:
+            root.mkdir(parents=True, exist_ok=True)
+            return make(root, download=True, **given)
+    except Exception as error:  # no network, a full disk, a moved file: all need the same advice
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"{name}: not found under {root} and the download failed ({reason}); put torchvision's "
+            f"{kind} files there, or set MEANSHIFT_DATA to the folder that holds them"
+        ) from None
+
+
+def _adapt(dataset: Any, name: str) -> Source:
+    """An array source where the dataset is one array, else a source that decodes one by one."""
+    pixels = getattr(dataset, "data", None)
+    if isinstance(pixels, (np.ndarray, torch.Tensor)):
+        raw = getattr(dataset, "targets", getattr(dataset, "labels", None))
+        labels = None if raw is None else np.asarray(raw).astype(np.int64)
+        labels = None if labels is None or (labels < 0).all() else labels
+        classes = getattr(dataset, "classes", None)
+        return ArraySource(np.asarray(pixels), labels, name=name, classes=classes)
+    return _DecodingSource(dataset, name)
+
+
+class _DecodingSource(Source):
+    def __init__(self, dataset: Any, name: str) -> None:
+        self.dataset, self.name = dataset, name
+        held = [getattr(dataset, key, None) for key in ("targets", "_labels", "labels")]
+        raw = next((labels for labels in held if labels is not None), None)
+        self.labels = None if raw is None else torch.as_tensor(raw, dtype=torch.int64)
+        count = 0 if self.labels is None else int(self.labels.max()) + 1
+        self.classes = list(getattr(dataset, "classes", None) or map(str, range(count)))
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def title(self, index: int) -> str:
+        return f"#{index}"
+
+    def read(self, index: int) -> UInt8[Tensor, "3 height width"]:
+        try:
+            picture, _ = self.dataset[index]
+            return torch.from_numpy(np.array(to_rgb(picture))).permute(2, 0, 1)
+        except Exception as error:  # as for files: decoders raise anything
+            raise Unreadable(self.title(index), f"{type(error).__name__}: {error}") from None

@@ -1,0 +1,120 @@
+"""Backbones, with ImageNet and small-image stems, and the heads of the paper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torchvision import models
+from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
+
+from meanshift import config
+
+_RESNETS: dict[str, tuple[type[BasicBlock | Bottleneck], list[int]]] = {
+    "resnet10": (BasicBlock, [1, 1, 1, 1]),
+    "resnet18": (BasicBlock, [2, 2, 2, 2]),
+    "resnet34": (BasicBlock, [3, 4, 6, 3]),
+    "resnet50": (Bottleneck, [3, 4, 6, 3]),
+    "resnet101": (Bottleneck, [3, 4, 23, 3]),
+}
+
+
+class Encoder(nn.Module):
+    """A backbone and its projector: pictures to embeddings of `dim` values.
+
+    The authors' rule for the heads: a hidden layer of twice the features, an embedding of a quarter.
+    """
+
+    def __init__(self, settings: config.Encoder, *, dim: int = 0, image_size: int = 224) -> None:
+        super().__init__()
+        self.backbone, self.features = build_backbone(settings, image_size=image_size)
+        self.dim, self.hidden = dim or self.features // 4, 2 * self.features
+        self.projector = mlp(self.features, self.hidden, self.dim)
+
+    def forward(
+        self, pictures: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch dim"]:
+        embeddings: Tensor = self.projector(self.backbone(pictures))
+        return embeddings
+
+
+def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """Projector and predictor alike: Linear, batch norm, ReLU, Linear."""
+    return nn.Sequential(
+        nn.Linear(inputs, hidden),
+        nn.BatchNorm1d(hidden),
+        nn.ReLU(inplace=True),
+        nn.Linear(hidden, outputs),
+    )
+
+
+def build_backbone(settings: config.Encoder, *, image_size: int = 224) -> tuple[nn.Module, int]:
+    """An untrained backbone without its classifier, and the number of its features."""
+    if settings.name in _RESNETS:
+        resnet = _ScaledResNet(settings)
+        return resnet, resnet.features
+    if settings.stem != "imagenet" or settings.width != 1:
+        raise ValueError(
+            f"encoder.stem and encoder.width are for {', '.join(_RESNETS)}; "
+            f"got {settings.name} with stem {settings.stem} and width {settings.width:g}"
+        )
+    if settings.name not in models.list_models(module=models):
+        raise ValueError(f"encoder.name: got {settings.name!r}, need {_suggest(settings.name)}")
+    sized: dict[str, Any] = {"image_size": image_size} if settings.name.startswith("vit_") else {}
+    backbone = models.get_model(settings.name, weights=None, **sized)
+    return backbone, _behead(backbone, settings.name)
+
+
+class _ScaledResNet(ResNet):
+    """torchvision's ResNet with a choice of stem and all channels scaled, and no classifier."""
+
+    def __init__(self, settings: config.Encoder) -> None:
+        block, layers = _RESNETS[settings.name]
+        self._width = settings.width
+        super().__init__(block, layers)
+        first = self._scaled(64)
+        if settings.stem == "imagenet":
+            self.conv1 = nn.Conv2d(3, first, 7, stride=2, padding=3, bias=False)
+        else:
+            stride = 2 if settings.stem == "small-stride2" else 1
+            self.conv1 = nn.Conv2d(3, first, 3, stride=stride, padding=1, bias=False)
+            self.maxpool: nn.Module = nn.Identity()
+        nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
+        self.bn1 = nn.BatchNorm2d(first)
+        self.fc: nn.Module = nn.Identity()
+        self.features = self.inplanes
+
+    def _make_layer(self, block: Any, planes: int, *args: Any, **kwargs: Any) -> nn.Sequential:
+        if planes == 64:
+            self.inplanes = self._scaled(64)  # the stem feeds the first stage
+        return super()._make_layer(block, self._scaled(planes), *args, **kwargs)
+
+    def _scaled(self, channels: int) -> int:
+        return max(8, round(channels * self._width / 8) * 8)
+
+
+def _behead(backbone: nn.Module, name: str) -> int:
+    """Replace a classifier's last linear layer by nothing, and say how many features feed it."""
+    linears = [(path, m) for path, m in backbone.named_modules() if isinstance(m, nn.Linear)]
+    if not linears:
+        raise ValueError(f"encoder.name: {name} does not end in a linear layer; try resnet50")
+    path, last = linears[-1]
+    parent, _, child = path.rpartition(".")
+    setattr(backbone.get_submodule(parent), child, nn.Identity())
+    return last.in_features
+
+
+def _suggest(name: str) -> str:
+    import difflib
+
+    known = [*_RESNETS, *models.list_models(module=models)]
+    close = difflib.get_close_matches(name, known, n=3)
+    return " or ".join(close) if close else "a torchvision backbone such as resnet18 or resnet50"
+
+
+def memory_format(encoder: nn.Module) -> torch.memory_format:
+    """Channels-last where there are 2-D convolutions to gain from it."""
+    convolves = any(isinstance(m, nn.Conv2d) for m in encoder.modules())
+    return torch.channels_last if convolves else torch.contiguous_format

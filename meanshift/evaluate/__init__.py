@@ -1,0 +1,1 @@
+"""One file a protocol: frozen encoder in, named figures and a protocol card out."""

@@ -1,0 +1,69 @@
+"""Frozen features of a source: heads removed, eval mode, nothing of the model changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torchvision.transforms.v2 import functional as TF
+
+from meanshift.augment import normalise
+from meanshift.data import Source, Unreadable
+from meanshift.encoder import memory_format
+from meanshift.machine import autocast
+
+
+@torch.inference_mode()
+def extract(
+    network: nn.Module,
+    source: Source,
+    *,
+    image_size: int,
+    device: torch.device,
+    precision: torch.dtype = torch.float32,
+    batch_size: int = 256,
+) -> Float[Tensor, "n features"]:
+    """The network's output for every picture of a source, in order, in float32 on the CPU."""
+    was_training, layout = network.training, memory_format(network)
+    network.eval()
+    try:
+        parts = []
+        for indices in torch.arange(len(source)).split(batch_size):
+            pictures = prepare(source, indices, image_size).to(device, non_blocking=True)
+            with autocast(device, precision):
+                parts.append(network(normalise(pictures).contiguous(memory_format=layout)).float().cpu())
+        return torch.cat(parts)
+    finally:
+        network.train(was_training)
+
+
+def prepare(
+    source: Source, indices: Int[Tensor, " batch"], image_size: int
+) -> Float[Tensor, "batch channels _ _"]:
+    """Pictures as they are judged: small ones of one size as they are, others cut from the centre.
+
+    The short side is resized to 256/224 of `image_size` and the centre taken (256 and 224 in the paper's
+    code). Arrays no larger than `image_size` keep their own size. A picture that cannot be read is grey.
+    """
+    if source.uniform:
+        pictures = source.gather(indices).permute(0, 3, 1, 2)
+        if max(pictures.shape[2:]) <= max(image_size, 64):
+            return pictures.float().div_(255)
+        unbound: Iterable[Tensor] = pictures.unbind(0)
+    else:
+        unbound = (_readable(source, int(index), image_size) for index in indices)
+    short = round(image_size * 256 / 224)
+    cut = [
+        TF.center_crop(TF.resize(picture, [short], antialias=True), [image_size, image_size])
+        for picture in unbound
+    ]
+    return torch.stack(cut).float().div_(255)
+
+
+def _readable(source: Source, index: int, image_size: int) -> Tensor:
+    try:
+        return source.read(index)
+    except Unreadable:
+        return torch.full((3, image_size, image_size), 128, dtype=torch.uint8)

@@ -1,0 +1,147 @@
+"""The run directory: config, environment, metrics, warnings, snapshots and results.
+
+A run is a directory. Training writes it through this room; everything that judges or draws reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from meanshift.config import HARMLESS, Config, differences
+
+
+class Journal:
+    """A run directory, opened for a config: begun anew, or continued if the settings allow it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.checkpoints = folder / "checkpoints"
+        self.snapshots = folder / "snapshots"
+        self.results = folder / "results"
+
+    @staticmethod
+    def begin(folder: Path, config: Config, *, extra: Mapping[str, Any]) -> Journal:
+        """Make or reopen the directory and write what the run is; refuse another run's directory."""
+        journal = Journal(folder)
+        known = folder / "config.json"
+        if known.exists():
+            _refuse_other_settings(folder, Config.from_json(known.read_text()), config)
+        elif folder.exists() and any(folder.iterdir()):
+            raise ValueError(
+                f"{folder}: holds files but no config.json, so it is not a run; choose another --out"
+            )
+        for part in (folder, journal.checkpoints, journal.snapshots, journal.results):
+            part.mkdir(parents=True, exist_ok=True)
+        write_atomically(known, config.to_json())
+        here = folder / "environment.json"
+        earlier = json.loads(here.read_text()) if here.exists() else None
+        sessions = [] if earlier is None else [*earlier.pop("earlier"), earlier]
+        now = {**environment(), **extra, "earlier": sessions}
+        write_atomically(here, json.dumps(now, indent=2) + "\n")
+        return journal
+
+    @staticmethod
+    def open(folder: Path) -> Journal:
+        """An existing run, to read."""
+        if not (folder / "config.json").is_file():
+            raise ValueError(
+                f"{folder}: not a run directory (no config.json); "
+                f"make one with: meanshift pretrain RECIPE --data SOURCE --out {folder}"
+            )
+        return Journal(folder)
+
+    @property
+    def config(self) -> Config:
+        return Config.from_json((self.folder / "config.json").read_text())
+
+    def append(self, name: str, record: Mapping[str, Any]) -> None:
+        """Add one JSON object as a line."""
+        with (self.folder / name).open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def read(self, name: str) -> list[dict[str, Any]]:
+        """The lines of a .jsonl file; a last line cut off by a kill is left out."""
+        path = self.folder / name
+        lines = path.read_text().split("\n") if path.exists() else []
+        return [json.loads(line) for line in lines[:-1]]
+
+    def rewind(self, step: int) -> None:
+        """Forget what was written after the step from which a killed run continues."""
+        for name in ("metrics.jsonl", "warnings.jsonl"):
+            kept = [record for record in self.read(name) if record["step"] <= step]
+            if (self.folder / name).exists():
+                write_atomically(
+                    self.folder / name, "".join(json.dumps(record) + "\n" for record in kept)
+                )
+
+    def save_result(self, name: str, result: Mapping[str, Any]) -> Path:
+        """Write `results/<name>.json`."""
+        self.results.mkdir(exist_ok=True)
+        path = self.results / f"{name}.json"
+        write_atomically(path, json.dumps(result, indent=2) + "\n")
+        return path
+
+
+def environment() -> dict[str, Any]:
+    """Versions, machine, command and commit: what a figure needs to be trusted later."""
+    versions = {}
+    for package in ("meanshift", "torch", "torchvision", "numpy", "pillow"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "versions": versions,
+        "machine": {"system": platform.platform(), "cpu": platform.processor(), "cores": os.cpu_count()},
+        "commit": _commit(),
+    }
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write beside, flush to the disk, then rename: a reader sees the old file or the new one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with beside.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _refuse_other_settings(folder: Path, old: Config, new: Config) -> None:
+    changed = {name: pair for name, pair in differences(old, new).items() if name not in HARMLESS}
+    if changed:
+        lines = "\n".join(f"  {name}: {was!r} there, {now!r} now" for name, (was, now) in changed.items())
+        raise ValueError(
+            f"{folder}: holds a run with other settings:\n{lines}\n"
+            f"continue it with the settings it has, or choose another --out"
+        )
+
+
+def _commit() -> str | None:
+    """The commit of the program itself, when it runs from a checkout."""
+    git = shutil.which("git")
+    if git is None:
+        return None
+    asked = subprocess.run(
+        [git, "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return asked.stdout.strip() or None

@@ -1,0 +1,50 @@
+"""Randomness as a pure function of (seed, epoch, sample id, view): no hidden generator state.
+
+Every random choice of a run has an address. A view can be drawn again years later, by any number of
+loader workers, on any device, and a run that was killed continues with the same bits.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+# Streams keep the uses of randomness apart; the numbers are part of every run's meaning.
+TARGET, ONLINE, ORDER, SPLIT, PROBE, REPLACEMENT, NETWORK, INITIAL = range(8)
+
+
+def bits(seed: int, epoch: int, ids: Int[Tensor, " n"], stream: int, count: int) -> Int[Tensor, "n count"]:
+    """`count` words of 64 random bits for each id: SplitMix64's finaliser over the address."""
+    key = _mix(_mix(_mix(torch.tensor(seed) ^ _GOLDEN) ^ epoch) ^ stream)
+    return _mix(_mix(key ^ ids.to("cpu", torch.int64))[:, None] + _GOLDEN * torch.arange(1, count + 1))
+
+
+def uniform(
+    seed: int, epoch: int, ids: Int[Tensor, " n"], stream: int, count: int
+) -> Float[Tensor, "n count"]:
+    """`count` numbers in [0, 1) for each id, in float64."""
+    return _shift_right(bits(seed, epoch, ids, stream, count), 11).double() * 2.0**-53
+
+
+def order(seed: int, epoch: int, size: int) -> Int[Tensor, " size"]:
+    """The order in which an epoch visits `size` pictures."""
+    return bits(seed, epoch, torch.arange(size), ORDER, 1)[:, 0].argsort(stable=True)
+
+
+def seed_of(seed: int, step: int, stream: int) -> int:
+    """A seed for a library's own generator (initial weights, dropout), at its address."""
+    return int(bits(seed, step, torch.zeros(1, dtype=torch.int64), stream, 1)) & (2**63 - 1)
+
+
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # 64-bit words as the signed numbers that torch has
+
+
+def _shift_right(words: Tensor, by: int) -> Tensor:
+    return (words >> by) & ((1 << (64 - by)) - 1)
+
+
+def _mix(words: Tensor) -> Tensor:
+    words = (words ^ _shift_right(words, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
+    words = (words ^ _shift_right(words, 27)) * (0x94D049BB133111EB - 2**64)
+    return words ^ _shift_right(words, 31)

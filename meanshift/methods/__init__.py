@@ -1,0 +1,26 @@
+"""The step of each paper on one page, behind one contract: two views in, a `Step` out, then `follow`."""
+
+from __future__ import annotations
+
+import torch
+
+from meanshift import config
+from meanshift.encoder import Encoder
+from meanshift.methods.msf import MeanShift
+
+
+def build(settings: config.Method, encoder: Encoder, *, seed: int) -> MeanShift:
+    """The method of a config around an encoder; `byol` is Mean Shift with k=1."""
+    return MeanShift(
+        encoder,
+        encoder.dim,
+        k=settings.k,
+        bank_size=settings.bank_size,
+        bank_dtype=getattr(torch, settings.bank_dtype),
+        momentum=settings.momentum,
+        hidden=encoder.hidden,
+        same_image=settings.same_image,
+        search_filled_only=settings.search_filled_only,
+        symmetric=settings.symmetric,
+        seed=seed,
+    )

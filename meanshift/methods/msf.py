@@ -1,0 +1,194 @@
+"""Mean Shift for self-supervised learning: the paper's step on one page.
+
+Read `MeanShift.forward`. The names are the paper's: the online encoder g with its predictor h, the
+target encoder f, u = f(T1(x)), v = h(g(T2(x))), the memory bank, and the k nearest neighbours z of u.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from meanshift.bank import MemoryBank
+from meanshift.encoder import mlp
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step tells; only `loss` carries a gradient, and nothing here waits for the device."""
+
+    loss: Float[Tensor, ""]
+    agreement: Float[Tensor, ""]
+    """mean cosine of v and u: how well the online view predicts the target's"""
+    purity: Float[Tensor, ""] | None
+    """share of neighbours 2..k with the label of their query (the paper's); None without labels"""
+    purity_with_self: Float[Tensor, ""] | None
+    """the same over all k neighbours, u included (the authors' program)"""
+    same_image: Float[Tensor, ""] | None
+    """share of queries with an older view of the same picture among their neighbours"""
+    embeddings: Float[Tensor, "batch dim"]
+    """u, the target's embeddings"""
+
+
+class MeanShift(nn.Module):
+    """Pull each online embedding towards the k nearest neighbours of its target embedding.
+
+    `encoder` is any module whose output has `dim` values an input (backbone and projector together);
+    the target is a copy of it. With k=1 this is BYOL with an asymmetric loss, and no bank is kept.
+
+    >>> method = MeanShift(encoder, dim=512, k=5, bank_size=128_000)
+    >>> step = method(online_view, target_view, ids=ids, labels=labels)
+    >>> step.loss.backward(); optimizer.step(); method.follow()
+
+    `k` and `momentum` are plain attributes: a schedule sets them between steps.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        dim: int = 512,
+        *,
+        k: int = 5,
+        bank_size: int = 128_000,
+        bank_dtype: torch.dtype = torch.float32,
+        momentum: float = 0.99,
+        hidden: int | None = None,
+        same_image: Literal["keep", "skip"] = "keep",
+        search_filled_only: bool = False,
+        symmetric: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if k < 1 or (k > 1 and k > bank_size):
+            raise ValueError(
+                f"k={k} with a bank of {bank_size} rows; need 1 <= k <= bank_size: "
+                f"raise bank_size or lower k (k=1 is BYOL and needs no bank)"
+            )
+        self.k, self.momentum = k, momentum
+        self.dim = dim
+        self.same_image, self.search_filled_only = same_image, search_filled_only
+        self.symmetric = symmetric
+        self.online = encoder
+        self.target = copy.deepcopy(encoder).requires_grad_(False)
+        self.predictor = mlp(dim, hidden or 8 * dim, dim)  # 512-4096-512 in the paper
+        self.bank = MemoryBank(bank_size, dim, dtype=bank_dtype, seed=seed) if k > 1 else None
+
+    def forward(
+        self,
+        online_view: Any,
+        target_view: Any,
+        *,
+        ids: Int[Tensor, " batch"] | None = None,
+        labels: Int[Tensor, " batch"] | None = None,
+    ) -> Step:
+        """One step of the paper, up to the loss; in eval mode the bank is searched but not written."""
+        if self.symmetric:
+            return self._both_ways(online_view, target_view, ids, labels)
+        v = self.predict(online_view)
+        u = self.project(target_view)
+        slots = self._remember(u, ids, labels)
+        neighbours = self._nearest(u, slots, ids)
+        return self._judge(v, u, neighbours, ids, labels)
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Move the target towards the online encoder: parameters only, after the optimiser's step."""
+        average = get_ema_multi_avg_fn(self.momentum)
+        average(list(self.target.parameters()), list(self.online.parameters()), None)
+
+    def predict(self, view: Any) -> Float[Tensor, "batch dim"]:
+        """v: the online embedding through the predictor, of unit length."""
+        return F.normalize(self.predictor(self._encode(self.online, view)).float(), dim=1)
+
+    @torch.no_grad()
+    def project(self, view: Any) -> Float[Tensor, "batch dim"]:
+        """u: the target embedding, of unit length; batch norm uses the batch's own statistics."""
+        return F.normalize(self._encode(self.target, view).float(), dim=1)
+
+    def _encode(self, encoder: nn.Module, view: Any) -> Tensor:
+        embedding: Tensor = encoder(view)
+        if embedding.ndim != 2 or embedding.shape[1] != self.dim:
+            raise ValueError(
+                f"the encoder gives shape {tuple(embedding.shape)}; need (batch, {self.dim}): "
+                f"pass dim={embedding.shape[-1]} or end the encoder in a layer of {self.dim} values"
+            )
+        return embedding
+
+    def _remember(self, u: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor | None:
+        if self.bank is None or not self.training:
+            return None
+        return self.bank.enqueue(u, ids=ids, labels=labels)
+
+    def _nearest(self, u: Tensor, own: Tensor | None, ids: Tensor | None) -> _Neighbours:
+        """The k neighbours of u: u itself first, by construction, then k-1 found in the bank."""
+        if self.k == 1 or self.bank is None:
+            return _Neighbours(u[:, None], None, None)
+        if self.same_image == "skip" and ids is None:
+            raise ValueError("same_image='skip' needs to know the pictures: pass ids to the step")
+        slots, similarity = self.bank.search(
+            u,
+            self.k - 1,
+            leave_out=own,
+            skip_ids=ids if self.same_image == "skip" else None,
+            filled_only=self.search_filled_only,
+        )
+        missing = similarity == -torch.inf  # too few eligible rows: u stands in for them
+        rows = self.bank.rows[slots].to(u.dtype)
+        rows = torch.where(missing[:, :, None], u[:, None], rows)
+        return _Neighbours(
+            torch.cat([u[:, None], rows], 1),
+            self.bank.ids[slots].masked_fill(missing, -1),
+            self.bank.labels[slots].masked_fill(missing, -1),
+        )
+
+    def _judge(
+        self,
+        v: Tensor,
+        u: Tensor,
+        neighbours: _Neighbours,
+        ids: Tensor | None,
+        labels: Tensor | None,
+    ) -> Step:
+        # Squared distances of unit vectors, and linear in z, so the mean neighbour serves for all k.
+        loss = (2 - 2 * (v * neighbours.rows.mean(1)).sum(1)).mean()
+        purity = purity_with_self = same_image = None
+        if neighbours.labels is not None and labels is not None:
+            known = (labels >= 0).float()
+            pure = (neighbours.labels == labels[:, None]).float().mean(1)
+            purity = (pure * known).sum() / known.sum().clamp(min=1)
+            purity_with_self = (1 + (self.k - 1) * purity) / self.k
+        if neighbours.ids is not None and ids is not None:
+            same_image = (neighbours.ids == ids[:, None]).any(1).float().mean()
+        agreement = (v.detach() * u).sum(1).mean()
+        return Step(loss, agreement, purity, purity_with_self, same_image, u)
+
+    def _both_ways(self, a: Any, b: Any, ids: Tensor | None, labels: Tensor | None) -> Step:
+        """The symmetric loss: both directions are searched before either is remembered."""
+        v_a, v_b = self.predict(a), self.predict(b)
+        u_a, u_b = self.project(a), self.project(b)
+        one = self._judge(v_a, u_b, self._nearest(u_b, None, ids), ids, labels)
+        two = self._judge(v_b, u_a, self._nearest(u_a, None, ids), ids, labels)
+        for u in (u_b, u_a):
+            self._remember(u, ids, labels)
+        return Step(*(_mean(getattr(one, name), getattr(two, name)) for name in _SCALARS), u_b)
+
+
+@dataclass(frozen=True)
+class _Neighbours:
+    rows: Float[Tensor, "batch k dim"]
+    ids: Int[Tensor, "batch others"] | None
+    labels: Int[Tensor, "batch others"] | None
+
+
+_SCALARS = ("loss", "agreement", "purity", "purity_with_self", "same_image")
+
+
+def _mean(one: Tensor | None, two: Tensor | None) -> Any:
+    return None if one is None or two is None else (one + two) / 2

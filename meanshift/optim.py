@@ -1,0 +1,56 @@
+"""Parameter groups, the optimiser, and every schedule as a function of the step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from meanshift import config
+
+
+def build_optimizer(settings: config.Train, model: nn.Module) -> torch.optim.SGD:
+    """SGD over everything that learns; as in the authors' program weight decay spares nothing."""
+    learning = [p for p in model.parameters() if p.requires_grad]
+    return torch.optim.SGD(
+        learning, settings.lr, momentum=settings.sgd_momentum, weight_decay=settings.weight_decay
+    )
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What changes during a run, by step; `steps` is the number of steps in an epoch."""
+
+    config: config.Config
+    steps: int
+
+    @property
+    def total(self) -> int:
+        return self.config.train.epochs * self.steps
+
+    def lr(self, step: int) -> float:
+        """Cosine from the base rate to 0: by epoch lr/2 (1 + cos(pi e/E)) with e from 0, or by step."""
+        train = self.config.train
+        epoch = step / self.steps if train.lr_schedule == "step" else step // self.steps
+        if epoch < train.warmup_epochs:
+            return train.lr * (epoch + (0 if train.lr_schedule == "step" else 1)) / (train.warmup_epochs + 1)
+        progress = (epoch - train.warmup_epochs) / (train.epochs - train.warmup_epochs)
+        return train.lr / 2 * (1 + math.cos(math.pi * progress))
+
+    def k(self, step: int) -> int:
+        """Neighbours: constant, or from `k_start` to `k` in equal stretches of epochs."""
+        method = self.config.method
+        if method.k_schedule == "constant":
+            return method.k
+        values = method.k - method.k_start + 1
+        return method.k_start + values * (step // self.steps) // self.config.train.epochs
+
+    def momentum(self, step: int) -> float:
+        """Share of itself that the target keeps: constant, or rising to 1 along a cosine (BYOL's)."""
+        method = self.config.method
+        if method.momentum_schedule == "constant":
+            return method.momentum
+        rest = (1 + math.cos(math.pi * step / self.total)) / 2
+        return 1 - (1 - method.momentum) * rest
