@@ -1,0 +1,37 @@
+"""Learn image representations from unlabelled pictures by Mean Shift.
+
+The names below are loaded when they are first used, so that importing the package is instant.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from meanshift.bank import MemoryBank
+    from meanshift.config import Config
+    from meanshift.methods.msf import MeanShift
+    from meanshift.train import pretrain
+    from meanshift.weights import load_encoder
+
+__version__ = "0.1.0"
+__all__ = ["Config", "MeanShift", "MemoryBank", "__version__", "load_encoder", "pretrain"]
+
+_HOMES = {
+    "Config": "meanshift.config",
+    "MeanShift": "meanshift.methods.msf",
+    "MemoryBank": "meanshift.bank",
+    "load_encoder": "meanshift.weights",
+    "pretrain": "meanshift.train",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'meanshift' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

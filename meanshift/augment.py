@@ -147,7 +147,9 @@ def jitter(
     device = pictures.device
     hue_at = (drawn.sequence == _HUE).int().argmax(1)
     blends = drawn.sequence[drawn.sequence != _HUE].view(-1, 3)
-    factors = torch.where(drawn.jittered[:, None], drawn.factors, drawn.factors.new_tensor([1, 1, 1, 0]))
+    factors = torch.where(
+        drawn.jittered[:, None], drawn.factors, drawn.factors.new_tensor([1, 1, 1, 0])
+    )
     for position in range(4):
         due = (drawn.jittered & (hue_at == position)).nonzero()[:, 0]
         if len(due):
@@ -161,7 +163,9 @@ def jitter(
         weights = torch.stack(
             [factor, (1 - factor) * (kind == _SATURATION), (1 - factor) * (kind == _CONTRAST)]
         )
-        keep, to_grey, to_mean = weights.to(device, pictures.dtype, non_blocking=True)[..., None, None, None]
+        keep, to_grey, to_mean = weights.to(device, pictures.dtype, non_blocking=True)[
+            ..., None, None, None
+        ]
         grey_picture = luma(pictures)
         other = to_grey * grey_picture + to_mean * grey_picture.mean((1, 2, 3), keepdim=True)
         pictures = torch.addcmul(other, keep, pictures).clamp_(0, 1)
@@ -255,7 +259,8 @@ class TwoViews:
 
     def finish(
         self,
-        pictures: UInt8[Tensor, "batch height width channels"] | list[UInt8[Tensor, "batch channels _ _"]],
+        pictures: UInt8[Tensor, "batch height width channels"]
+        | list[UInt8[Tensor, "batch channels _ _"]],
         epoch: int,
         ids: Int[Tensor, " batch"],
     ) -> tuple[Float[Tensor, "batch channels _ _"], Float[Tensor, "batch channels _ _"]]:
@@ -292,7 +297,9 @@ def _resampling(
     return weights / weights.sum(2, keepdim=True)
 
 
-def _blurring(sigma: Float[Tensor, " batch"], size: int, reach: int) -> Float[Tensor, "batch size size"]:
+def _blurring(
+    sigma: Float[Tensor, " batch"], size: int, reach: int
+) -> Float[Tensor, "batch size size"]:
     """Gaussian weights as a matrix, with the border reflected."""
     reach = min(reach, size - 1)
     taps = torch.arange(-reach, reach + 1, device=sigma.device)

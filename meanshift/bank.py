@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
@@ -44,7 +46,9 @@ class MemoryBank(nn.Module):
         self.register_buffer("rows", rows)
         self.register_buffer("ids", torch.full((size,), -1))
         self.register_buffer("labels", torch.full((size,), -1))
-        self.written = 0  # rows ever enqueued; a plain number, so that reading it never waits for a GPU
+        self.written = (
+            0  # rows ever enqueued; a plain number, so that reading it never waits for a GPU
+        )
         self.chunk_bytes = chunk_bytes
 
     @property
@@ -141,7 +145,7 @@ def nearest(
 def _chunks(size: int, step: int) -> list[tuple[int, int]]:
     whole = size - size % _BLOCK  # a tail that fills no block is a chunk of its own
     edges = [*range(0, whole, step), whole, size]
-    return [(a, b) for a, b in zip(edges, edges[1:], strict=False) if a < b]
+    return [(a, b) for a, b in itertools.pairwise(edges) if a < b]
 
 
 def _hide(similarity: Tensor, slots: Tensor) -> None:

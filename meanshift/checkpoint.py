@@ -29,7 +29,7 @@ def write(path: Path, state: dict[str, Any]) -> None:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        beside.replace(path)
         _sync_folder(path.parent)
     except (OSError, RuntimeError) as error:
         raise OSError(
@@ -54,7 +54,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def latest(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
     """The newest state that can be read, and what was wrong with newer ones."""
-    files, wrong = _newest_first(folder), []
+    files, wrong = _newest_first(folder), list[str]()
     for path in files:
         try:
             return read(path), wrong

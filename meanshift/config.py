@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import functools
-import inspect
 import json
-import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from meanshift.fields import help_texts, need, parse
 
 Strength = Literal["weak", "strong"]
 
@@ -33,11 +31,11 @@ class Data:
     """share of unreadable pictures above which the run stops with their list"""
 
     def __post_init__(self) -> None:
-        _need(self.image_size >= 8, "data.image_size", self.image_size, "at least 8")
-        _need(self.workers >= 0, "data.workers", self.workers, "0 or more")
-        _need(0 <= self.bad_share <= 1, "data.bad_share", self.bad_share, "between 0 and 1")
+        need(self.image_size >= 8, "data.image_size", self.image_size, "at least 8")
+        need(self.workers >= 0, "data.workers", self.workers, "0 or more")
+        need(0 <= self.bad_share <= 1, "data.bad_share", self.bad_share, "between 0 and 1")
         share_or_word = isinstance(self.held_out, str) or 0 <= self.held_out < 1
-        _need(share_or_word, "data.held_out", self.held_out, "a share in [0, 1) or a split's name")
+        need(share_or_word, "data.held_out", self.held_out, "a share in [0, 1) or a split's name")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +66,14 @@ class Views:
     def __post_init__(self) -> None:
         for name in ("flip", "jitter", "gray", "blur"):
             chance = getattr(self, name)
-            _need(0 <= chance <= 1, f"views.{name}", chance, "a chance between 0 and 1")
+            need(0 <= chance <= 1, f"views.{name}", chance, "a chance between 0 and 1")
         low, high = self.crop_area
-        _need(0 < low <= high <= 1, "views.crop_area", self.crop_area, "0 < low <= high <= 1")
+        need(0 < low <= high <= 1, "views.crop_area", self.crop_area, "0 < low <= high <= 1")
         low, high = self.blur_sigma
-        _need(0 < low <= high, "views.blur_sigma", self.blur_sigma, "0 < low <= high")
+        need(0 < low <= high, "views.blur_sigma", self.blur_sigma, "0 < low <= high")
         *blends, hue = self.jitter_strength
         reach = all(0 <= b <= 1 for b in blends) and 0 <= hue <= 0.5
-        _need(
+        need(
             reach,
             "views.jitter_strength",
             self.jitter_strength,
@@ -95,7 +93,7 @@ class Encoder:
     """factor on a ResNet's channels, for small machines"""
 
     def __post_init__(self) -> None:
-        _need(0 < self.width <= 4, "encoder.width", self.width, "above 0 and at most 4")
+        need(0 < self.width <= 4, "encoder.width", self.width, "above 0 and at most 4")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,22 +126,22 @@ class Method:
     """size of the embedding; 0 is the authors' rule, a quarter of the backbone's features"""
 
     def __post_init__(self) -> None:
-        _need(self.k >= 1, "method.k", self.k, "1 or more")
-        _need(
+        need(self.k >= 1, "method.k", self.k, "1 or more")
+        need(
             self.name == "msf" or self.k == 1,
             "method.k",
             self.k,
             "1 with method.name byol (add --method.k 1)",
         )
-        _need(1 <= self.k_start <= self.k, "method.k_start", self.k_start, f"1 to k ({self.k})")
-        _need(
+        need(1 <= self.k_start <= self.k, "method.k_start", self.k_start, f"1 to k ({self.k})")
+        need(
             self.k == 1 or self.k <= self.bank_size,
             "method.k",
             self.k,
             f"at most the bank's {self.bank_size} rows (raise --method.bank_size)",
         )
-        _need(0 <= self.momentum <= 1, "method.momentum", self.momentum, "between 0 and 1")
-        _need(self.dim >= 0, "method.dim", self.dim, "0 or more")
+        need(0 <= self.momentum <= 1, "method.momentum", self.momentum, "between 0 and 1")
+        need(self.dim >= 0, "method.dim", self.dim, "0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,16 +186,16 @@ class Train:
     def __post_init__(self) -> None:
         for name in ("epochs", "log_every", "probe_size"):
             value = getattr(self, name)
-            _need(value >= 1, f"train.{name}", value, "1 or more")
-        _need(self.batch_size >= 2, "train.batch_size", self.batch_size, "2 or more (batch norm)")
+            need(value >= 1, f"train.{name}", value, "1 or more")
+        need(self.batch_size >= 2, "train.batch_size", self.batch_size, "2 or more (batch norm)")
         for name in ("lr", "save_every"):
             value = getattr(self, name)
-            _need(value > 0, f"train.{name}", value, "above 0")
+            need(value > 0, f"train.{name}", value, "above 0")
         for name in ("sgd_momentum", "weight_decay", "keep_every", "monitor_every", "snapshots"):
             value = getattr(self, name)
-            _need(value >= 0, f"train.{name}", value, "0 or more")
+            need(value >= 0, f"train.{name}", value, "0 or more")
         fits = 0 <= self.warmup_epochs < self.epochs
-        _need(fits, "train.warmup_epochs", self.warmup_epochs, "0 up to below train.epochs")
+        need(fits, "train.warmup_epochs", self.warmup_epochs, "0 up to below train.epochs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +210,7 @@ class Config:
 
     def __post_init__(self) -> None:
         rows = self.train.batch_size * (2 if self.method.symmetric else 1)
-        _need(
+        need(
             self.method.k == 1 or rows <= self.method.bank_size,
             "method.bank_size",
             self.method.bank_size,
@@ -249,7 +247,10 @@ class Config:
                     path = f"{group}.{name}"
                     raise ValueError(f"unknown setting {path!r}; did you mean {_nearest(path)}?")
             built[group] = known[group](
-                **{name: parse(value, hints[name], f"{group}.{name}") for name, value in values.items()}
+                **{
+                    name: parse(value, hints[name], f"{group}.{name}")
+                    for name, value in values.items()
+                }
             )
         return Config(**built)
 
@@ -262,7 +263,14 @@ HARMLESS = frozenset(
     f"{group}.{name}"
     for group, names in {
         "data": ("workers", "bad_share"),
-        "train": ("device", "save_every", "keep_every", "log_every", "monitor_every", "tensorboard"),
+        "train": (
+            "device",
+            "save_every",
+            "keep_every",
+            "log_every",
+            "monitor_every",
+            "tensorboard",
+        ),
     }.items()
     for name in names
 )
@@ -284,52 +292,9 @@ def settings() -> Iterator[tuple[str, Any, Any, str]]:
     """Every setting as (dotted name, type, default, help)."""
     for group in dataclasses.fields(Config):
         kind = typing.get_type_hints(Config)[group.name]
-        hints, helps = typing.get_type_hints(kind), _field_help(kind)
+        hints, helps = typing.get_type_hints(kind), help_texts(kind)
         for one in dataclasses.fields(kind):
             yield f"{group.name}.{one.name}", hints[one.name], one.default, helps[one.name]
-
-
-def parse(value: Any, kind: Any, path: str) -> Any:
-    """A plain or textual value as the type of a setting, or an error that says what is accepted."""
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Literal:
-        if value in args:
-            return value
-        raise ValueError(f"{path}: got {value!r}, need one of {', '.join(map(str, args))}")
-    if origin in (typing.Union, types.UnionType):
-        for option in args:
-            try:
-                return parse(value, option, path)
-            except ValueError:
-                continue
-        raise ValueError(f"{path}: got {value!r}, need {' or '.join(a.__name__ for a in args)}")
-    if origin is tuple:
-        parts = value.replace(",", " ").split() if isinstance(value, str) else list(value)
-        if len(parts) != len(args):
-            raise ValueError(f"{path}: got {value!r}, need {len(args)} numbers, as in 0.2,1.0")
-        return tuple(parse(part, arg, path) for part, arg in zip(parts, args, strict=True))
-    if kind is bool:
-        words = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
-        if isinstance(value, bool) or str(value).lower() in words:
-            return words[str(value).lower()]
-        raise ValueError(f"{path}: got {value!r}, need true or false")
-    if kind is str:
-        return str(value)
-    try:
-        number = kind(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{path}: got {value!r}, need {_NUMBER[kind]}") from None
-    if isinstance(value, bool) or number != float(value):
-        raise ValueError(f"{path}: got {value!r}, need {_NUMBER[kind]}")
-    return number
-
-
-_NUMBER = {int: "a whole number", float: "a number"}
-
-
-def _need(fits: bool, path: str, got: Any, need: str) -> None:
-    if not fits:
-        raise ValueError(f"{path}: got {got!r}, need {need}")
 
 
 def _nearest(path: str) -> str:
@@ -338,16 +303,3 @@ def _nearest(path: str) -> str:
     names = [name for name, *_ in settings()]
     close = difflib.get_close_matches(path, names, n=3, cutoff=0.4)
     return " or ".join(close or [n for n in names if n.startswith(path.partition(".")[0])] or names)
-
-
-@functools.cache
-def _field_help(kind: type) -> dict[str, str]:
-    """The docstring under each field of a settings class, read from the source."""
-    (body,) = ast.parse(inspect.getsource(kind)).body
-    assert isinstance(body, ast.ClassDef)
-    found = {}
-    for node, after in zip(body.body, body.body[1:], strict=False):
-        documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and documented:
-            found[node.target.id] = " ".join(str(after.value.value).split())  # type: ignore[attr-defined]
-    return found

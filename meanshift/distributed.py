@@ -9,7 +9,9 @@ from torch import distributed
 
 def rank() -> int:
     """This process's number; 0 when there is only one."""
-    return distributed.get_rank() if distributed.is_initialized() else int(os.environ.get("RANK", 0))
+    return (
+        distributed.get_rank() if distributed.is_initialized() else int(os.environ.get("RANK", 0))
+    )
 
 
 def world_size() -> int:

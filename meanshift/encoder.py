@@ -89,7 +89,8 @@ class _ScaledResNet(ResNet):
     def _make_layer(self, block: Any, planes: int, *args: Any, **kwargs: Any) -> nn.Sequential:
         if planes == 64:
             self.inplanes = self._scaled(64)  # the stem feeds the first stage
-        return super()._make_layer(block, self._scaled(planes), *args, **kwargs)
+        stage: nn.Sequential = super()._make_layer(block, self._scaled(planes), *args, **kwargs)
+        return stage
 
     def _scaled(self, channels: int) -> int:
         return max(8, round(channels * self._width / 8) * 8)

@@ -33,7 +33,9 @@ def extract(
         for indices in torch.arange(len(source)).split(batch_size):
             pictures = prepare(source, indices, image_size).to(device, non_blocking=True)
             with autocast(device, precision):
-                parts.append(network(normalise(pictures).contiguous(memory_format=layout)).float().cpu())
+                parts.append(
+                    network(normalise(pictures).contiguous(memory_format=layout)).float().cpu()
+                )
         return torch.cat(parts)
     finally:
         network.train(was_training)

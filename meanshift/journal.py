@@ -69,6 +69,10 @@ class Journal:
         with (self.folder / name).open("a") as file:
             file.write(json.dumps(record) + "\n")
 
+    def warn(self, step: int, kind: str, message: str, **more: str) -> None:
+        """Add a line to warnings.jsonl."""
+        self.append("warnings.jsonl", {"step": step, "kind": kind, "message": message, **more})
+
     def read(self, name: str) -> list[dict[str, Any]]:
         """The lines of a .jsonl file; a last line cut off by a kill is left out."""
         path = self.folder / name
@@ -105,7 +109,11 @@ def environment() -> dict[str, Any]:
         "command": sys.argv,
         "python": platform.python_version(),
         "versions": versions,
-        "machine": {"system": platform.platform(), "cpu": platform.processor(), "cores": os.cpu_count()},
+        "machine": {
+            "system": platform.platform(),
+            "cpu": platform.processor(),
+            "cores": os.cpu_count(),
+        },
         "commit": _commit(),
     }
 
@@ -118,7 +126,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
 
@@ -126,7 +134,9 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def _refuse_other_settings(folder: Path, old: Config, new: Config) -> None:
     changed = {name: pair for name, pair in differences(old, new).items() if name not in HARMLESS}
     if changed:
-        lines = "\n".join(f"  {name}: {was!r} there, {now!r} now" for name, (was, now) in changed.items())
+        lines = "\n".join(
+            f"  {name}: {was!r} there, {now!r} now" for name, (was, now) in changed.items()
+        )
         raise ValueError(
             f"{folder}: holds a run with other settings:\n{lines}\n"
             f"continue it with the settings it has, or choose another --out"

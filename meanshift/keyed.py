@@ -14,10 +14,14 @@ from torch import Tensor
 TARGET, ONLINE, ORDER, SPLIT, PROBE, REPLACEMENT, NETWORK, INITIAL = range(8)
 
 
-def bits(seed: int, epoch: int, ids: Int[Tensor, " n"], stream: int, count: int) -> Int[Tensor, "n count"]:
+def bits(
+    seed: int, epoch: int, ids: Int[Tensor, " n"], stream: int, count: int
+) -> Int[Tensor, "n count"]:
     """`count` words of 64 random bits for each id: SplitMix64's finaliser over the address."""
     key = _mix(_mix(_mix(torch.tensor(seed) ^ _GOLDEN) ^ epoch) ^ stream)
-    return _mix(_mix(key ^ ids.to("cpu", torch.int64))[:, None] + _GOLDEN * torch.arange(1, count + 1))
+    return _mix(
+        _mix(key ^ ids.to("cpu", torch.int64))[:, None] + _GOLDEN * torch.arange(1, count + 1)
+    )
 
 
 def uniform(

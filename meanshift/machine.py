@@ -26,7 +26,9 @@ def pick_precision(wish: str, device: torch.device) -> torch.dtype:
     if wish == "float16" and device.type == "cpu":
         raise ValueError("train.precision: float16 needs a GPU; on a CPU use bfloat16 or float32")
     if wish != "auto":
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[wish]
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[
+            wish
+        ]
     if device.type == "cuda":
         native = torch.cuda.is_bf16_supported(including_emulation=False)
     else:

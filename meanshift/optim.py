@@ -35,7 +35,11 @@ class Schedule:
         train = self.config.train
         epoch = step / self.steps if train.lr_schedule == "step" else step // self.steps
         if epoch < train.warmup_epochs:
-            return train.lr * (epoch + (0 if train.lr_schedule == "step" else 1)) / (train.warmup_epochs + 1)
+            return (
+                train.lr
+                * (epoch + (0 if train.lr_schedule == "step" else 1))
+                / (train.warmup_epochs + 1)
+            )
         progress = (epoch - train.warmup_epochs) / (train.epochs - train.warmup_epochs)
         return train.lr / 2 * (1 + math.cos(math.pi * progress))
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import signal
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,20 +11,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from meanshift import checkpoint, distributed, health, keyed
 from meanshift.augment import TwoViews
-from meanshift.bank import nearest
 from meanshift.config import Config
-from meanshift.data import Source, train_and_held_out
+from meanshift.console import Console
+from meanshift.data import train_and_held_out
 from meanshift.data.loader import batches
 from meanshift.encoder import Encoder, memory_format
-from meanshift.features import extract
 from meanshift.journal import Journal
 from meanshift.machine import autocast, pick_device, pick_precision
 from meanshift.methods import MeanShift, build
 from meanshift.optim import Schedule, build_optimizer
+from meanshift.snapshot import snapshot_epochs, take_snapshot
 
 Monitor = Callable[[nn.Module], dict[str, float]]
 """Judges the online backbone while it trains: the network in, named figures out."""
@@ -41,25 +38,34 @@ class Stopped(Exception):
 
 
 def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None) -> Path:
-    """Train, or continue, the run in `out`; the same config gives the same bits, however interrupted."""
-    _one_process()
-    source, _ = train_and_held_out(config.data.source, config.data.held_out, seed=config.train.seed)
-    device = pick_device(config.train.device)
-    precision = pick_precision(config.train.precision, device)
-    seed, size = config.train.seed, config.data.image_size
+    """Train or continue the run in `out`; the same config gives the same bits, however interrupted.
+
+    >>> pretrain(recipe("small").with_overrides({"data.source": "photos"}), "runs/photos")
+    """
+    _refuse_many_processes()
+    train = config.train
+    source, _ = train_and_held_out(config.data.source, config.data.held_out, seed=train.seed)
+    device = pick_device(train.device)
+    precision = pick_precision(train.precision, device)
     method = build_method(config).to(device).train()
-    layout = memory_format(method)
+    backbone, layout = method.online.get_submodule("backbone"), memory_format(method)
     method.to(memory_format=layout)
-    optimizer = build_optimizer(config.train, method)
+    optimizer = build_optimizer(train, method)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == torch.float16)
-    schedule = Schedule(config, steps=max(1, len(source) // config.train.batch_size))
-    two_views = TwoViews(config.views, seed, size)
+    schedule = Schedule(config, steps=max(1, len(source) // train.batch_size))
+    two_views = TwoViews(config.views, train.seed, config.data.image_size)
+    moments = snapshot_epochs(train.epochs, train.snapshots)
     fingerprint = source.fingerprint()
 
-    extra = {"device": str(device), "precision": str(precision), "threads": torch.get_num_threads()}
-    journal = Journal.begin(Path(out), config, extra=extra)
-    state, wrong = checkpoint.latest(journal.checkpoints)
+    # Begin the run, or continue it from its newest whole checkpoint.
+    machine = {
+        "device": str(device),
+        "precision": str(precision),
+        "threads": torch.get_num_threads(),
+    }
+    journal = Journal.begin(Path(out), config, extra=machine)
     tally, bad, start = _Tally(), _BadPictures(config.data.bad_share, len(source)), 0
+    state, unreadable = checkpoint.latest(journal.checkpoints)
     if state is not None:
         _refuse_other_pictures(journal, state["source"], fingerprint, len(source))
         method.load_state_dict(state["method"])
@@ -68,16 +74,29 @@ def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None)
         tally.sums, tally.count, bad.known = state["sums"], state["count"], dict(state["bad"])
         start = state["step"]
     journal.rewind(start)
-    console = _Console(schedule, start, config.train.batch_size)
-    for message in wrong:
+    console = Console(schedule, start, train.batch_size)
+    for message in unreadable:
         console.say(f"warning: {message}; going back to step {start}")
-        journal.append("warnings.jsonl", {"step": start, "kind": "checkpoint", "message": message})
-    alarmed = any(record["kind"] == "collapse" for record in journal.read("warnings.jsonl"))
-    writer = _tensorboard(journal) if config.train.tensorboard else None
-    moments = snapshot_epochs(config.train.epochs, config.train.snapshots)
+        journal.warn(start, "checkpoint", message)
+    alarmed = any(warning["kind"] == "collapse" for warning in journal.read("warnings.jsonl"))
+    events = _tensorboard(journal) if train.tensorboard else None
+
+    def record(kind: str, step: int, epoch: int, figures: dict[str, Any]) -> None:
+        journal.append("metrics.jsonl", {"kind": kind, "step": step, "epoch": epoch, **figures})
+        if events is not None:
+            for name, value in figures.items():
+                events.add_scalar(f"{kind}/{name}", value, step)
+
+    def keep_moment(step: int, epoch: int) -> None:
+        record(
+            "snapshot",
+            step,
+            epoch,
+            take_snapshot(journal, backbone, source, config, epoch, precision),
+        )
 
     def save(step: int) -> None:
-        saved = {
+        state = {
             "step": step,
             "config": config.to_dict(),
             "source": fingerprint,
@@ -88,91 +107,80 @@ def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None)
             "count": tally.count,
             "bad": list(bad.known.items()),
         }
-        checkpoint.save(journal.checkpoints, saved, keep_steps=config.train.keep_every * schedule.steps)
-
-    def record(line: dict[str, Any]) -> None:
-        journal.append("metrics.jsonl", line)
-        if writer is not None:
-            for name, value in line.items():
-                if isinstance(value, (int, float)):
-                    writer.add_scalar(f"{line['kind']}/{name}", value, line["step"])
+        checkpoint.save(journal.checkpoints, state, keep_steps=train.keep_every * schedule.steps)
 
     if start == 0 and 0 in moments:
-        record(_snapshot(journal, method, source, config, epoch=0, step=0, precision=precision))
-
+        keep_moment(0, 0)
     with _signals() as asked, console:
-        loaded = batches(
+        for batch in batches(
             source,
             two_views.crop,
-            batch_size=config.train.batch_size,
-            seed=seed,
+            batch_size=train.batch_size,
+            seed=train.seed,
             start=start,
             stop=schedule.total,
             workers=config.data.workers,
             pin_memory=device.type == "cuda",
-        )
-        for batch in loaded:
-            step, epoch, last_of_epoch = batch.step, batch.epoch, (batch.step + 1) % schedule.steps == 0
-            bad.count(batch.bad, step, journal, console)
+        ):
+            step, done, epoch = batch.step, batch.step + 1, batch.epoch + 1
+            epoch_ends = done % schedule.steps == 0
+            bad.count(batch.bad, done, journal, console)
             optimizer.param_groups[0]["lr"] = schedule.lr(step)
             method.k, method.momentum = schedule.k(step), schedule.momentum(step)
-            torch.manual_seed(keyed.seed_of(seed, step, keyed.NETWORK))  # dropout has an address too
+            torch.manual_seed(keyed.seed_of(train.seed, step, keyed.NETWORK))  # dropout's address
 
             batch = batch.to(device)
-            target_view, online_view = two_views.finish(batch.pictures, epoch, batch.ids)
+            target_view, online_view = two_views.finish(batch.pictures, batch.epoch, batch.ids)
             with autocast(device, precision):
-                out_of_step = method(
+                told = method(
                     online_view.contiguous(memory_format=layout),
                     target_view.contiguous(memory_format=layout),
                     ids=batch.ids.to(device, non_blocking=True),
                     labels=batch.labels,
                 )
             optimizer.zero_grad(set_to_none=True)
-            scaler.scale(out_of_step.loss).backward()
+            scaler.scale(told.loss).backward()
             scaler.step(optimizer)
             scaler.update()
             method.follow()
-            done = step + 1
-            tally.add(out_of_step)
-
-            if done % config.train.log_every == 0 or last_of_epoch:
-                line: dict[str, Any] = {"kind": "train", "step": done, "epoch": epoch + 1}
-                line |= {"lr": schedule.lr(step), "k": method.k, "momentum": method.momentum}
-                line |= tally.means()
-                line["effective_rank"] = health.effective_rank(out_of_step.embeddings)
-                line["spread"] = health.spread(out_of_step.embeddings)
-                record(line | console.speed())
-                if not math.isfinite(line["loss"]):
-                    raise ValueError(
-                        f"the loss is {line['loss']} at step {done}; lower --train.lr "
-                        f"({config.train.lr:g}) and use another --out"
-                    )
-                message = health.collapse(
-                    rank=line["effective_rank"], spread=line["spread"], same_view=config.views.same_view
-                )
-                if message and not alarmed:
-                    alarmed = True
-                    console.say(f"warning: {message}")
-                    journal.append("warnings.jsonl", {"step": done, "kind": "collapse", "message": message})
-                console.show(line)
-            if last_of_epoch:
-                if monitor is not None and _due(epoch + 1, config.train.monitor_every, config.train.epochs):
-                    figures = monitor(method.online.get_submodule("backbone"))
-                    record({"kind": "monitor", "step": done, "epoch": epoch + 1, **figures})
-                    console.show(figures)
-                if epoch + 1 in moments:
-                    record(
-                        _snapshot(
-                            journal, method, source, config, epoch=epoch + 1, step=done, precision=precision
-                        )
-                    )
-                console.end_epoch(epoch + 1)
+            tally.add(told)
             console.step()
-            if _save_due(done, config.train.save_every * schedule.steps) or done == schedule.total or asked:
+
+            if done % train.log_every == 0 or epoch_ends:
+                figures = {"lr": schedule.lr(step), "k": method.k, "momentum": method.momentum}
+                figures |= tally.means()
+                if "purity" in figures:  # as the authors' program counts it, beside the paper's
+                    figures["purity_with_self"] = (
+                        1 + (method.k - 1) * figures["purity"]
+                    ) / method.k
+                figures["effective_rank"] = health.effective_rank(told.embeddings)
+                figures["spread"] = health.spread(told.embeddings)
+                record("train", done, epoch, figures | console.speed())
+                console.show(figures)
+                _refuse_nonsense(figures["loss"], done, train.lr)
+                alarm = health.collapse(
+                    rank=figures["effective_rank"],
+                    spread=figures["spread"],
+                    same_view=config.views.same_view,
+                )
+                if alarm and not alarmed:
+                    alarmed = True
+                    console.say(f"warning: {alarm}")
+                    journal.warn(done, "collapse", alarm)
+            if epoch_ends:
+                if monitor is not None and _monitor_due(epoch, train.monitor_every, train.epochs):
+                    judged = monitor(backbone)
+                    record("monitor", done, epoch, judged)
+                    console.show(judged)
+                if epoch in moments:
+                    keep_moment(done, epoch)
+                console.end_epoch(epoch)
+            finished = done == schedule.total
+            if asked or finished or _save_due(done, train.save_every * schedule.steps):
                 save(done)
-            if asked and done < schedule.total:
+            if asked and not finished:
                 raise Stopped(asked[0], done)
-    bad.report(console)
+        bad.report(console)
     return journal.folder
 
 
@@ -184,75 +192,21 @@ def build_method(config: Config) -> MeanShift:
         return build(config.method, encoder, seed=config.train.seed)
 
 
-def snapshot_epochs(epochs: int, count: int) -> set[int]:
-    """Moments to keep: 0, the last, and the rest between with the early ones denser."""
-    if count < 2:
-        return {epochs} if count else set()
-    return {round(epochs * (i / (count - 1)) ** 2) for i in range(count)}
-
-
-def probe_indices(config: Config, size: int) -> Tensor:
-    """The fixed pictures whose embeddings the snapshots keep."""
-    rank = keyed.bits(config.train.seed, 0, torch.arange(size), keyed.PROBE, 1)[:, 0]
-    return rank.argsort(stable=True)[: config.train.probe_size].sort().values
-
-
-def _snapshot(
-    journal: Journal,
-    method: MeanShift,
-    source: Source,
-    config: Config,
-    *,
-    epoch: int,
-    step: int,
-    precision: torch.dtype,
-) -> dict[str, Any]:
-    """Keep the probe's features and the backbone's weights of this moment, in float16."""
-    backbone = method.online.get_submodule("backbone")
-    indices = probe_indices(config, len(source))
-    features = extract(
-        backbone,
-        source.take(indices),
-        image_size=config.data.image_size,
-        device=next(backbone.parameters()).device,
-        precision=precision,
-    )
-    weights = {name: w.half() if w.is_floating_point() else w for name, w in backbone.state_dict().items()}
-    path = journal.snapshots / f"epoch-{epoch:04d}.pt"
-    state = {"format": checkpoint.FORMAT, "epoch": epoch, "step": step, "indices": indices}
-    checkpoint.write(path, {**state, "features": features.half(), "weights": weights})
-    line: dict[str, Any] = {"kind": "snapshot", "step": step, "epoch": epoch}
-    line["feature_rank"] = health.effective_rank(features)
-    before = [old for old in sorted(journal.snapshots.glob("epoch-*.pt")) if old < path]
-    if before:
-        line["neighbours_kept"] = health.stability(
-            _neighbours(checkpoint.read(before[-1])["features"]), _neighbours(features.half())
-        )
-    return line
-
-
-def _neighbours(features: Tensor) -> Tensor:
-    unit = nn.functional.normalize(features.float(), dim=1)
-    others = min(10, len(unit) - 1)
-    return nearest(unit, unit, others, leave_out=torch.arange(len(unit)))[0]
-
-
 class _Tally:
     """Sums of what the steps told since the last log line, kept on the device until then."""
-
-    NAMES = ("loss", "agreement", "purity", "purity_with_self", "same_image")
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
         self.count = 0
 
     def add(self, step: Any) -> None:
-        for name in self.NAMES:
+        for name in ("loss", "agreement", "purity", "same_image"):
             value = getattr(step, name)
             if value is not None:
-                value = value.detach().double()
-                held = self.sums.get(name)
-                self.sums[name] = value if held is None else held.to(value.device) + value
+                held = self.sums.get(
+                    name, torch.zeros((), dtype=torch.float64, device=value.device)
+                )
+                self.sums[name] = held.to(value.device) + value.detach()
         self.count += 1
 
     def means(self) -> dict[str, float]:
@@ -267,79 +221,28 @@ class _BadPictures:
     def __init__(self, share: float, size: int) -> None:
         self.share, self.size, self.known = share, size, dict[str, str]()
 
-    def count(self, found: list[tuple[str, str]], step: int, journal: Journal, console: _Console) -> None:
+    def count(
+        self, found: list[tuple[str, str]], step: int, journal: Journal, console: Console
+    ) -> None:
         for title, why in found:
             if title not in self.known:
                 self.known[title] = why
                 console.say(f"warning: {title} cannot be read ({why}); another picture stands in")
-                journal.append(
-                    "warnings.jsonl", {"step": step, "kind": "bad picture", "file": title, "message": why}
-                )
+                journal.warn(step, "bad picture", why, file=title)
         if len(self.known) > self.share * self.size:
             listed = "\n".join(f"  {title}: {why}" for title, why in self.known.items())
             raise ValueError(
-                f"{len(self.known)} of {self.size} pictures cannot be read, more than the "
+                f"{len(self.known)} of {self.size} pictures cannot be read so far, more than the "
                 f"{self.share:.1%} that are allowed:\n{listed}\n"
                 f"repair or remove them, or raise --data.bad_share"
             )
 
-    def report(self, console: _Console) -> None:
+    def report(self, console: Console) -> None:
         if self.known:
             console.say(
-                f"{len(self.known)} of {self.size} pictures could not be read; they are listed in "
-                f"warnings.jsonl and others stood in for them"
+                f"{len(self.known)} of {self.size} pictures could not be read; others stood in for "
+                f"them, and warnings.jsonl lists them"
             )
-
-
-class _Console:
-    """What a person watches: a bar on a terminal, else a line an epoch."""
-
-    def __init__(self, schedule: Schedule, start: int, batch_size: int) -> None:
-        self.total, self.start, self.done, self.batch_size = schedule.total, start, start, batch_size
-        self.epochs, self.shown = schedule.config.train.epochs, dict[str, float]()
-        self.began = self.lapped = time.perf_counter()
-        self.lap = start
-        self.bar = tqdm(
-            total=self.total * batch_size,
-            initial=start * batch_size,
-            unit="pic",
-            unit_scale=True,
-            disable=not sys.stderr.isatty(),
-            dynamic_ncols=True,
-            desc="pretrain",
-        )
-
-    def __enter__(self) -> _Console:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.close()
-
-    def say(self, text: str) -> None:
-        self.bar.write(text, file=sys.stderr)
-
-    def step(self) -> None:
-        self.done += 1
-        self.bar.update(self.batch_size)
-
-    def show(self, figures: dict[str, Any]) -> None:
-        self.shown |= {name: figures[name] for name in ("loss", "purity", "1-NN", "20-NN") if name in figures}
-        self.bar.set_postfix({name: f"{value:.3f}" for name, value in self.shown.items()}, refresh=False)
-
-    def speed(self) -> dict[str, float]:
-        """Pictures a second since it was last asked; not part of what is reproducible."""
-        now, steps = time.perf_counter(), self.done + 1 - self.lap
-        rate = steps * self.batch_size / (now - self.lapped)
-        self.lapped, self.lap = now, self.done + 1
-        return {"pictures_per_second": round(rate, 1), "seconds": round(now - self.began, 2)}
-
-    def end_epoch(self, epoch: int) -> None:
-        if self.bar.disable:
-            spent, steps = time.perf_counter() - self.began, self.done + 1 - self.start
-            left = tqdm.format_interval(spent / steps * (self.total - self.done - 1))
-            figures = "  ".join(f"{name} {value:.3f}" for name, value in self.shown.items())
-            rate = steps * self.batch_size / spent
-            self.say(f"epoch {epoch}/{self.epochs}  {figures}  {rate:.0f} pictures/s  {left} left")
 
 
 @contextmanager
@@ -359,13 +262,21 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _due(epoch: int, every: int, last: int) -> bool:
+def _monitor_due(epoch: int, every: int, last: int) -> bool:
     return epoch == last or bool(every and epoch % every == 0)
 
 
 def _save_due(done: int, every: float) -> bool:
-    """Whether a multiple of `every` steps (a fraction is allowed) was passed just now."""
+    """Whether a multiple of `every` steps (which may be a fraction) was passed just now."""
     return math.floor(done / every) > math.floor((done - 1) / every)
+
+
+def _refuse_nonsense(loss: float, step: int, lr: float) -> None:
+    if not math.isfinite(loss):
+        raise ValueError(
+            f"the loss is {loss} at step {step}: the run cannot go on; "
+            f"begin another with a lower --train.lr than {lr:g}"
+        )
 
 
 def _refuse_other_pictures(journal: Journal, was: str, now: str, size: int) -> None:
@@ -376,7 +287,7 @@ def _refuse_other_pictures(journal: Journal, was: str, now: str, size: int) -> N
         )
 
 
-def _one_process() -> None:
+def _refuse_many_processes() -> None:
     if distributed.world_size() > 1:
         raise ValueError(
             f"{distributed.world_size()} processes were started; this version trains in one: "

@@ -23,8 +23,12 @@ def main(path: str) -> None:
             train = data["x_train"][data["y_train"] == label][:TRAIN]
             test = data["x_test"][data["y_test"] == label][:TEST]
             tiles = np.concatenate([train, test])
-            sheet = tiles.reshape(-1, COLUMNS, 32, 32, 3).swapaxes(1, 2).reshape(-1, COLUMNS * 32, 3)
-            Image.fromarray(sheet).save(out / f"{name}.jpg", quality=QUALITY, subsampling=0, optimize=True)
+            sheet = (
+                tiles.reshape(-1, COLUMNS, 32, 32, 3).swapaxes(1, 2).reshape(-1, COLUMNS * 32, 3)
+            )
+            Image.fromarray(sheet).save(
+                out / f"{name}.jpg", quality=QUALITY, subsampling=0, optimize=True
+            )
 
 
 if __name__ == "__main__":

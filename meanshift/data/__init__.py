@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+
 from meanshift.data import arrays, folder, named, sample
 from meanshift.data.source import Cut, Source, Unreadable, hold_out
 
@@ -32,13 +34,15 @@ def open_source(spec: str) -> Mapping[str, Source]:
     )
 
 
-def train_and_held_out(spec: str, held_out: float | str, *, seed: int) -> tuple[Source, Source | None]:
+def train_and_held_out(
+    spec: str, held_out: float | str, *, seed: int
+) -> tuple[Source, Source | None]:
     """What to train on, and the pictures kept for judging it (None when there are none)."""
     splits = dict(open_source(spec))
     train = splits.pop("train")
     if held_out == "auto":
         if splits:
-            return train, next(iter(splits.values()))
+            return train, _same_classes(next(iter(splits.values())), train)
         held_out = 0.1 if train.labels is not None and len(train) >= 100 else "none"
     if held_out in ("none", 0.0):
         return train, None
@@ -49,4 +53,19 @@ def train_and_held_out(spec: str, held_out: float | str, *, seed: int) -> tuple[
             f"data.held_out: {spec} has no split {held_out!r}; it has "
             f"{', '.join(['train', *splits])}: give one of them, a share such as 0.1, or none"
         )
-    return train, splits[held_out]
+    return train, _same_classes(splits[held_out], train)
+
+
+def _same_classes(held: Source, train: Source) -> Source:
+    """The held-out part with its labels numbered as in training, by the classes' names."""
+    if held.labels is None or train.labels is None or held.classes == train.classes:
+        return held
+    unknown = sorted(set(held.classes) - set(train.classes))
+    if unknown:
+        raise ValueError(
+            f"{held.name}: has classes that {train.name} lacks: {', '.join(unknown[:5])}; "
+            f"name its class folders alike"
+        )
+    number = torch.tensor([train.classes.index(name) for name in held.classes])
+    held.labels, held.classes = number[held.labels], train.classes
+    return held

@@ -25,7 +25,12 @@ class ArraySource(Source):
     """An array of pictures: grey (n, h, w), or colour with channels last or first; 8 or 16 bits."""
 
     def __init__(
-        self, pixels: np.ndarray, labels: np.ndarray | None, *, name: str, classes: list[str] | None = None
+        self,
+        pixels: np.ndarray,
+        labels: np.ndarray | None,
+        *,
+        name: str,
+        classes: list[str] | None = None,
     ) -> None:
         self.name = name
         self.pixels = _channels_last(pixels, name)

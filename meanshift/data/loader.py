@@ -22,27 +22,25 @@ class Batch:
     epoch: int
     ids: Int[Tensor, " batch"]
     labels: Int[Tensor, " batch"] | None
-    pictures: UInt8[Tensor, "batch height width channels"] | list[UInt8[Tensor, "batch channels _ _"]]
+    pictures: (
+        UInt8[Tensor, "batch height width channels"] | list[UInt8[Tensor, "batch channels _ _"]]
+    )
     bad: list[tuple[str, str]]
     """pictures that could not be read, as (title, reason)"""
 
     def pin_memory(self) -> Batch:
-        whole = isinstance(self.pictures, Tensor)
-        pinned = self.pictures.pin_memory() if whole else [c.pin_memory() for c in self.pictures]
-        labels = None if self.labels is None else self.labels.pin_memory()
-        return replace(self, ids=self.ids.pin_memory(), labels=labels, pictures=pinned)
+        """Called by the DataLoader, so that copies to a GPU need not wait."""
+        return self._each(Tensor.pin_memory)
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on the device, by copies that do not wait; the ids stay where addresses are made."""
+        """The same batch on the device, by copies that do not wait; addresses (ids) stay behind."""
+        return self._each(lambda held: held.to(device, non_blocking=True))
 
-        def move(held: Tensor) -> Tensor:
-            return held.to(device, non_blocking=True)
-
-        whole = isinstance(self.pictures, Tensor)
-        pictures = move(self.pictures) if whole else [move(crops) for crops in self.pictures]
-        return replace(
-            self, labels=None if self.labels is None else move(self.labels), pictures=pictures
-        )
+    def _each(self, move: Callable[[Tensor], Tensor]) -> Batch:
+        held = self.pictures
+        pictures = move(held) if isinstance(held, Tensor) else [move(crops) for crops in held]
+        labels = None if self.labels is None else move(self.labels)
+        return replace(self, labels=labels, pictures=pictures)
 
 
 Crop = Callable[[list[Tensor], int, Tensor], list[Tensor]]
@@ -108,6 +106,7 @@ class _Reader(Dataset[Batch]):
     def __getitem__(self, request: Request) -> Batch:
         step, epoch, ids = request
         bad: list[tuple[str, str]] = []
+        pictures: Tensor | list[Tensor]
         if self.source.uniform:
             pictures = self.source.gather(ids)
         else:

@@ -9,7 +9,10 @@ from PIL import Image
 
 from meanshift.data.arrays import ArraySource
 
-SIDE, TRAIN = 32, 1000  # pixels of a tile; tiles of each sheet that are for training, the rest is held out
+SIDE, TRAIN = (
+    32,
+    1000,
+)  # pixels of a tile; tiles of each sheet that are for training, the rest is held out
 
 
 def read_sample() -> dict[str, ArraySource]:
@@ -24,7 +27,9 @@ def read_sample() -> dict[str, ArraySource]:
 
     def split(part: slice) -> ArraySource:
         labels = np.repeat(np.arange(len(tiles)), len(tiles[0][part]))
-        return ArraySource(np.concatenate([t[part] for t in tiles]), labels, name="sample", classes=classes)
+        return ArraySource(
+            np.concatenate([t[part] for t in tiles]), labels, name="sample", classes=classes
+        )
 
     return {"train": split(slice(0, TRAIN)), "test": split(slice(TRAIN, None))}
 

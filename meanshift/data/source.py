@@ -44,9 +44,11 @@ class Source(ABC):
         """Whether all pictures have one size and lie in memory (or a mapped file): see `gather`."""
         return False
 
-    def gather(self, indices: Int[Tensor, " batch"]) -> UInt8[Tensor, "batch height width channels"]:
+    def gather(
+        self, indices: Int[Tensor, " batch"]
+    ) -> UInt8[Tensor, "batch height width channels"]:
         """Many pictures at once; only for sources that are `uniform`."""
-        raise TypeError(f"{self.name} has pictures of many sizes: read them one by one")
+        raise TypeError(f"{self.name} is not uniform: read its {len(indices)} pictures one by one")
 
     def take(self, indices: Int[Tensor, " m"]) -> Source:
         """The same pictures, only these, in this order."""
@@ -86,7 +88,9 @@ class Cut(Source):
     def uniform(self) -> bool:
         return self.whole.uniform
 
-    def gather(self, indices: Int[Tensor, " batch"]) -> UInt8[Tensor, "batch height width channels"]:
+    def gather(
+        self, indices: Int[Tensor, " batch"]
+    ) -> UInt8[Tensor, "batch height width channels"]:
         return self.whole.gather(self.indices[indices])
 
 

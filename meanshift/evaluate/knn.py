@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from meanshift import keyed
 from meanshift.bank import nearest
+from meanshift.config import Config
+from meanshift.data import Source, train_and_held_out
+from meanshift.evaluate import card
+from meanshift.features import extract
+from meanshift.journal import Journal
+from meanshift.weights import fingerprint, load_encoder, run_of
 
 
 @torch.no_grad()
@@ -44,3 +53,79 @@ def vote(labels: Int[Tensor, "batch k"], classes: int) -> Int[Tensor, " batch"]:
     rank = torch.arange(k, 0, -1).expand(batch, k)
     earliness.scatter_reduce_(1, labels, rank, "amax", include_self=True)
     return (counts * (k + 1) + earliness).argmax(1)
+
+
+class KNNMonitor:
+    """k-NN of a backbone while it trains; a large training set is represented by a fixed part of it."""
+
+    def __init__(
+        self, train: Source, held_out: Source, *, image_size: int, most: int = 10_000
+    ) -> None:
+        if len(train) > most:
+            rank = keyed.bits(0, 0, torch.arange(len(train)), keyed.PROBE, 1)[:, 0].argsort(
+                stable=True
+            )
+            train = train.take(rank[:most].sort().values)
+        self.train, self.held_out, self.image_size = train, held_out, image_size
+
+    def __call__(self, backbone: nn.Module) -> dict[str, float]:
+        return _judge(backbone, self.train, self.held_out, self.image_size, ks=(1, 20))
+
+
+def evaluate_knn(
+    weights: Path, *, source: str | None = None, ks: Sequence[int] = (1, 20)
+) -> tuple[dict[str, Any], Path]:
+    """Judge a run on a labelled source (default: its own): the result and where it was written."""
+    run, config = run_of(weights)
+    backbone = load_encoder(weights)
+    spec = source or config.data.source
+    train, held = train_and_held_out(
+        spec, config.data.held_out if source is None else "auto", seed=0
+    )
+    if held is None or train.labels is None or held.labels is None:
+        raise ValueError(
+            f"{spec}: k-NN needs labels and a second part to judge with; give class folders inside "
+            f"train/ and val/, or at least 100 labelled pictures"
+        )
+    figures = _judge(backbone, train, held, config.data.image_size, ks=ks)
+    sizes = {"train": len(train), "test": len(held)}
+    result = {"figures": figures, "card": card("knn", spec, sizes, fingerprint(backbone), config)}
+    return result, Journal.open(run).save_result("knn", result)
+
+
+def compare_with_baselines(
+    config: Config, *, untrained: nn.Module, trained: nn.Module
+) -> dict[str, Any]:
+    """Raw pixels, the untrained and the trained encoder by the same k-NN on the same held-out pictures."""
+    train, held = train_and_held_out(
+        config.data.source, config.data.held_out, seed=config.train.seed
+    )
+    if held is None or train.labels is None or held.labels is None or not train.uniform:
+        raise ValueError(f"{config.data.source}: need labelled arrays with a held-out part")
+    pixels = [part.gather(torch.arange(len(part))).flatten(1).float() for part in (train, held)]
+    mean = pixels[0].mean(0)
+    rows = {"raw pixels (centred, cosine)": knn_accuracy(
+        pixels[0] - mean, train.labels, pixels[1] - mean, held.labels
+    )}  # fmt: skip
+    for name, backbone in (
+        ("untrained encoder", untrained),
+        ("after Mean Shift training", trained),
+    ):
+        rows[name] = _judge(backbone, train, held, config.data.image_size, ks=(1, 20))
+    sizes = {"train": len(train), "test": len(held)}
+    return {
+        "rows": rows,
+        "card": card("knn", config.data.source, sizes, fingerprint(trained), config),
+    }
+
+
+def _judge(
+    backbone: nn.Module, train: Source, test: Source, image_size: int, *, ks: Sequence[int]
+) -> dict[str, float]:
+    assert train.labels is not None and test.labels is not None
+    device = next(backbone.parameters(), torch.empty(0)).device
+    features = [
+        extract(backbone, part, image_size=image_size, device=device) for part in (train, test)
+    ]
+    ks = [k for k in ks if k <= len(train)]
+    return knn_accuracy(features[0], train.labels, features[1], test.labels, ks=ks)

@@ -8,6 +8,8 @@ from meanshift import config
 from meanshift.encoder import Encoder
 from meanshift.methods.msf import MeanShift
 
+__all__ = ["MeanShift", "build"]
+
 
 def build(settings: config.Method, encoder: Encoder, *, seed: int) -> MeanShift:
     """The method of a config around an encoder; `byol` is Mean Shift with k=1."""

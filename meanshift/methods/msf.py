@@ -29,8 +29,6 @@ class Step:
     """mean cosine of v and u: how well the online view predicts the target's"""
     purity: Float[Tensor, ""] | None
     """share of neighbours 2..k with the label of their query (the paper's); None without labels"""
-    purity_with_self: Float[Tensor, ""] | None
-    """the same over all k neighbours, u included (the authors' program)"""
     same_image: Float[Tensor, ""] | None
     """share of queries with an older view of the same picture among their neighbours"""
     embeddings: Float[Tensor, "batch dim"]
@@ -93,6 +91,17 @@ class MeanShift(nn.Module):
             return self._both_ways(online_view, target_view, ids, labels)
         v = self.predict(online_view)
         u = self.project(target_view)
+        return self.compare(v, u, ids=ids, labels=labels)
+
+    def compare(
+        self,
+        v: Float[Tensor, "batch dim"],
+        u: Float[Tensor, "batch dim"],
+        *,
+        ids: Int[Tensor, " batch"] | None = None,
+        labels: Int[Tensor, " batch"] | None = None,
+    ) -> Step:
+        """Remember u, find its neighbours, and measure how far v is from them."""
         slots = self._remember(u, ids, labels)
         neighbours = self._nearest(u, slots, ids)
         return self._judge(v, u, neighbours, ids, labels)
@@ -158,16 +167,15 @@ class MeanShift(nn.Module):
     ) -> Step:
         # Squared distances of unit vectors, and linear in z, so the mean neighbour serves for all k.
         loss = (2 - 2 * (v * neighbours.rows.mean(1)).sum(1)).mean()
-        purity = purity_with_self = same_image = None
+        purity = same_image = None
         if neighbours.labels is not None and labels is not None:
             known = (labels >= 0).float()
             pure = (neighbours.labels == labels[:, None]).float().mean(1)
             purity = (pure * known).sum() / known.sum().clamp(min=1)
-            purity_with_self = (1 + (self.k - 1) * purity) / self.k
         if neighbours.ids is not None and ids is not None:
             same_image = (neighbours.ids == ids[:, None]).any(1).float().mean()
         agreement = (v.detach() * u).sum(1).mean()
-        return Step(loss, agreement, purity, purity_with_self, same_image, u)
+        return Step(loss, agreement, purity, same_image, u)
 
     def _both_ways(self, a: Any, b: Any, ids: Tensor | None, labels: Tensor | None) -> Step:
         """The symmetric loss: both directions are searched before either is remembered."""
@@ -177,7 +185,13 @@ class MeanShift(nn.Module):
         two = self._judge(v_b, u_a, self._nearest(u_a, None, ids), ids, labels)
         for u in (u_b, u_a):
             self._remember(u, ids, labels)
-        return Step(*(_mean(getattr(one, name), getattr(two, name)) for name in _SCALARS), u_b)
+        return Step(
+            loss=(one.loss + two.loss) / 2,
+            agreement=(one.agreement + two.agreement) / 2,
+            purity=_mean(one.purity, two.purity),
+            same_image=_mean(one.same_image, two.same_image),
+            embeddings=u_b,
+        )
 
 
 @dataclass(frozen=True)
@@ -187,8 +201,5 @@ class _Neighbours:
     labels: Int[Tensor, "batch others"] | None
 
 
-_SCALARS = ("loss", "agreement", "purity", "purity_with_self", "same_image")
-
-
-def _mean(one: Tensor | None, two: Tensor | None) -> Any:
+def _mean(one: Tensor | None, two: Tensor | None) -> Tensor | None:
     return None if one is None or two is None else (one + two) / 2

@@ -1,0 +1,71 @@
+"""What a person watches while a run trains: a bar on a terminal, else a line an epoch."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from tqdm import tqdm
+
+from meanshift.optim import Schedule
+
+
+class Console:
+    """Progress, the figures people ask for, and warnings that do not break the bar."""
+
+    def __init__(self, schedule: Schedule, start: int, batch_size: int) -> None:
+        self.total, self.start, self.done, self.batch_size = (
+            schedule.total,
+            start,
+            start,
+            batch_size,
+        )
+        self.epochs, self.shown = schedule.config.train.epochs, dict[str, float]()
+        self.began = self.lapped = time.perf_counter()
+        self.lap = start
+        self.bar = tqdm(
+            total=self.total * batch_size,
+            initial=start * batch_size,
+            unit="pic",
+            unit_scale=True,
+            disable=not sys.stderr.isatty(),
+            dynamic_ncols=True,
+            desc="pretrain",
+        )
+
+    def __enter__(self) -> Console:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+    def say(self, text: str) -> None:
+        self.bar.write(text, file=sys.stderr)
+
+    def step(self) -> None:
+        self.done += 1
+        self.bar.update(self.batch_size)
+
+    def show(self, figures: dict[str, Any]) -> None:
+        self.shown |= {
+            name: figures[name] for name in ("loss", "purity", "1-NN", "20-NN") if name in figures
+        }
+        self.bar.set_postfix(
+            {name: f"{value:.3f}" for name, value in self.shown.items()}, refresh=False
+        )
+
+    def speed(self) -> dict[str, float]:
+        """Pictures a second since it was last asked; not part of what is reproducible."""
+        now, steps = time.perf_counter(), self.done - self.lap
+        rate = steps * self.batch_size / (now - self.lapped)
+        self.lapped, self.lap = now, self.done
+        return {"pictures_per_second": round(rate, 1), "seconds": round(now - self.began, 2)}
+
+    def end_epoch(self, epoch: int) -> None:
+        if self.bar.disable:
+            spent, steps = time.perf_counter() - self.began, self.done - self.start
+            left = tqdm.format_interval(spent / steps * (self.total - self.done))
+            figures = "  ".join(f"{name} {value:.3f}" for name, value in self.shown.items())
+            rate = steps * self.batch_size / spent
+            self.say(f"epoch {epoch}/{self.epochs}  {figures}  {rate:.0f} pictures/s  {left} left")

@@ -1,0 +1,66 @@
+"""A plain value as the type of a setting, its help text, and the error that says what is accepted."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import types
+import typing
+from typing import Any, Literal
+
+
+def parse(value: Any, kind: Any, path: str) -> Any:
+    """A plain or textual value as the type of a setting, or an error that says what is accepted."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        if value in args:
+            return value
+        raise ValueError(f"{path}: got {value!r}, need one of {', '.join(map(str, args))}")
+    if origin in (typing.Union, types.UnionType):
+        for option in args:
+            try:
+                return parse(value, option, path)
+            except ValueError:
+                continue
+        raise ValueError(f"{path}: got {value!r}, need {' or '.join(a.__name__ for a in args)}")
+    if origin is tuple:
+        parts = value.replace(",", " ").split() if isinstance(value, str) else list(value)
+        if len(parts) != len(args):
+            raise ValueError(f"{path}: got {value!r}, need {len(args)} numbers, as in 0.2,1.0")
+        return tuple(parse(part, arg, path) for part, arg in zip(parts, args, strict=True))
+    if kind is bool:
+        words = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
+        if isinstance(value, bool) or str(value).lower() in words:
+            return words[str(value).lower()]
+        raise ValueError(f"{path}: got {value!r}, need true or false")
+    if kind is str:
+        return str(value)
+    try:
+        number = kind(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{path}: got {value!r}, need {_NUMBER[kind]}") from None
+    if isinstance(value, bool) or number != float(value):
+        raise ValueError(f"{path}: got {value!r}, need {_NUMBER[kind]}")
+    return number
+
+
+_NUMBER = {int: "a whole number", float: "a number"}
+
+
+def need(fits: bool, path: str, got: Any, wanted: str) -> None:
+    if not fits:
+        raise ValueError(f"{path}: got {got!r}, need {wanted}")
+
+
+@functools.cache
+def help_texts(kind: type) -> dict[str, str]:
+    """The docstring under each field of a settings class, read from the source."""
+    (body,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for node, after in zip(body.body, body.body[1:], strict=False):
+        documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and documented:
+            found[node.target.id] = " ".join(str(after.value.value).split())  # type: ignore[attr-defined]
+    return found

@@ -1,0 +1,62 @@
+"""Moments of a run kept for figures: the probe's features and the backbone's weights, in float16."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from meanshift import checkpoint, health, keyed
+from meanshift.bank import nearest
+from meanshift.config import Config
+from meanshift.data import Source
+from meanshift.features import extract
+from meanshift.journal import Journal
+
+
+def snapshot_epochs(epochs: int, count: int) -> set[int]:
+    """Moments to keep: 0, the last, and the rest between with the early ones denser."""
+    if count < 2:
+        return {epochs} if count else set()
+    return {round(epochs * (i / (count - 1)) ** 2) for i in range(count)}
+
+
+def probe_indices(config: Config, size: int) -> Tensor:
+    """The fixed pictures whose embeddings the snapshots keep."""
+    rank = keyed.bits(config.train.seed, 0, torch.arange(size), keyed.PROBE, 1)[:, 0]
+    return rank.argsort(stable=True)[: config.train.probe_size].sort().values
+
+
+def take_snapshot(
+    journal: Journal,
+    backbone: nn.Module,
+    source: Source,
+    config: Config,
+    epoch: int,
+    precision: torch.dtype,
+) -> dict[str, float]:
+    """Write a moment and return what it tells: the features' rank and the neighbours that stayed."""
+    indices = probe_indices(config, len(source))
+    features = extract(
+        backbone,
+        source.take(indices),
+        image_size=config.data.image_size,
+        device=next(backbone.parameters()).device,
+        precision=precision,
+    ).half()
+    whole = backbone.state_dict()
+    weights = {name: w.half() if w.is_floating_point() else w for name, w in whole.items()}
+    path = journal.snapshots / f"epoch-{epoch:04d}.pt"
+    moment = {"format": checkpoint.FORMAT, "epoch": epoch, "indices": indices}
+    checkpoint.write(path, {**moment, "features": features, "weights": weights})
+    told = {"feature_rank": health.effective_rank(features)}
+    earlier = [old for old in sorted(journal.snapshots.glob("epoch-*.pt")) if old < path]
+    if earlier:
+        before = checkpoint.read(earlier[-1])["features"]
+        told["neighbours_kept"] = health.stability(_neighbours(before), _neighbours(features))
+    return told
+
+
+def _neighbours(features: Tensor) -> Tensor:
+    unit = nn.functional.normalize(features.float(), dim=1)
+    others = min(10, len(unit) - 1)
+    return nearest(unit, unit, others, leave_out=torch.arange(len(unit)))[0]
