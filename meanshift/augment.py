@@ -1,8 +1,8 @@
 """The weak and the strong view of the paper, for whole batches at once, on the device.
 
-What a view is made of is drawn from its address (`keyed`); how it is made is arithmetic on the batch.
-Resampling and blur are products with small banded matrices, one pair a picture, so that every picture
-of a batch can have its own crop and its own blur without a loop.
+What a view is made of is drawn from its address (`keyed`); how it is made is arithmetic on the
+batch. Resampling and blur are products with small banded matrices, a pair a picture, so that each
+picture of a batch can have its own crop and blur without a loop.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Colours:
 
 
 def draw_colours(views: Views, address: Address) -> Colours:
-    """Jitter, grey and blur of a strong view, by the rules of torchvision's ColorJitter and MoCo v2."""
+    """Jitter, grey and blur of a strong view, by the rules of ColorJitter and of MoCo v2."""
     u = address.uniform()
     reach = torch.tensor(views.jitter_strength, dtype=torch.float64)
     unchanged = torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64)
@@ -140,9 +140,9 @@ def jitter(
 ) -> Float[Tensor, "batch 3 height width"]:
     """Brightness, contrast, saturation and hue, each picture in its own order.
 
-    The first three are one formula, clamp(f x + (1 - f) other), where `other` is black, the mean grey
-    or the grey picture; so each of three passes serves whichever of them is due, and hue comes in
-    before, between or after them.
+    The first three are one formula, clamp(f x + (1 - f) other), where `other` is black, the mean
+    grey or the grey picture; so each of three passes serves whichever of them is due, and hue comes
+    in before, between or after them.
     """
     device = pictures.device
     hue_at = (drawn.sequence == _HUE).int().argmax(1)
@@ -245,7 +245,7 @@ class TwoViews:
     def crop(
         self, pictures: list[UInt8[Tensor, "channels _ _"]], epoch: int, ids: Int[Tensor, " batch"]
     ) -> list[UInt8[Tensor, "batch channels size size"]]:
-        """The crops of large pictures of any sizes, for a loader worker: decoded once, cut twice."""
+        """The crops of large pictures of any sizes, in a loader worker: decoded once, cut twice."""
         sizes = torch.tensor([picture.shape[1:] for picture in pictures])
         crops = []
         for stream, _ in self._roles():
@@ -264,7 +264,7 @@ class TwoViews:
         epoch: int,
         ids: Int[Tensor, " batch"],
     ) -> tuple[Float[Tensor, "batch channels _ _"], Float[Tensor, "batch channels _ _"]]:
-        """(target view, online view) of a batch: whole pictures of one size, or crops made before."""
+        """(target view, online view) of a batch of whole pictures of one size, or of crops."""
         made = []
         for role, (stream, strength) in enumerate(self._roles()):
             address = Address(self.seed, epoch, ids, stream)

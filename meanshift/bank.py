@@ -1,4 +1,4 @@
-"""The ring of past target embeddings with their ids and labels: enqueue, and exact top-k in chunks."""
+"""The ring of past target embeddings with their ids and labels: enqueue, exact top-k in chunks."""
 
 from __future__ import annotations
 
@@ -127,7 +127,8 @@ def nearest(
     # The whole product must stay in the precision of the rows: autocast would copy them all.
     with torch.autocast(queries.device.type, enabled=False):
         queries = queries.to(rows.dtype)
-        best = queries.new_full((len(queries), count), -torch.inf, dtype=torch.float32)
+        precise = torch.promote_types(rows.dtype, torch.float32)
+        best = queries.new_full((len(queries), count), -torch.inf, dtype=precise)
         slots = torch.zeros_like(best, dtype=torch.int64)
         room = chunk_bytes // (max(1, len(queries)) * rows.element_size())
         for start, stop in _chunks(len(rows), max(_BLOCK, room // _BLOCK * _BLOCK)):
@@ -137,7 +138,7 @@ def nearest(
             if skip is not None:
                 similarity.masked_fill_(skip[0][:, None] == skip[1][start:stop], -torch.inf)
             found, where = _top(similarity, min(count, stop - start))
-            best, order = torch.cat([best, found.float()], 1).topk(count)
+            best, order = torch.cat([best, found.to(precise)], 1).topk(count)
             slots = torch.cat([slots, where + start], 1).gather(1, order)
     return slots, best
 
@@ -162,8 +163,8 @@ def _top(
 ) -> tuple[Shaped[Tensor, "batch count"], Int[Tensor, "batch count"]]:
     """Exact top-k that sorts only the blocks that can hold a winner.
 
-    The k best values lie in the k blocks with the best maxima, and a maximum over blocks is one fast
-    pass over memory, where a top-k over all columns is several slow ones.
+    The k best values lie in the k blocks with the best maxima, and a maximum over blocks is one
+    fast pass over memory, where a top-k over all columns is several slow ones.
     """
     batch, rows = similarity.shape
     if rows % _BLOCK or rows < 4 * count * _BLOCK:

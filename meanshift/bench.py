@@ -29,7 +29,7 @@ STEP = Config(
 
 
 def bench_step(config: Config, *, rounds: int) -> str:
-    """The share of each phase of a step, and its cost against the two encoders with their optimiser."""
+    """The share of each phase of a step, and its cost against its two bare encoders."""
     contender = _Contender(config)
     bare, whole = _Laps(), _Laps()
     contender.step(_Laps())  # the first step allocates
@@ -38,7 +38,8 @@ def bench_step(config: Config, *, rounds: int) -> str:
         contender.step(whole)
     lines = [
         f"{config.encoder.name} {config.encoder.stem} x{config.encoder.width:g}, "
-        f"{config.data.image_size} px, batch {config.train.batch_size}, bank {config.method.bank_size}, "
+        f"{config.data.image_size} px, batch {config.train.batch_size}, "
+        f"bank {config.method.bank_size}, "
         f"k {config.method.k}, {str(contender.precision).removeprefix('torch.')}, "
         f"{contender.device}, {torch.get_num_threads()} threads, median of {rounds} rounds",
         "",

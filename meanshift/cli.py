@@ -171,9 +171,7 @@ def _demo(given: argparse.Namespace) -> int:
     print(f"\nheld-out pictures, accuracy in %{'':10}1-NN   20-NN")
     for name, figures in table["rows"].items():
         print(f"  {name:38}" + "   ".join(f"{value:5.1f}" for value in figures.values()))
-    print(
-        f"\nthe run lies in {given.out}: config.json, metrics.jsonl, checkpoints/, snapshots/, results/"
-    )
+    print(f"\nthe run lies in {given.out} (metrics.jsonl, checkpoints/, snapshots/, results/)")
     return 0
 
 

@@ -177,7 +177,7 @@ class Train:
     monitor_every: int = 5
     """epochs between k-NN checks on the held-out pictures (0: only at the end)"""
     snapshots: int = 6
-    """moments kept for figures: before training, the last epoch, the rest between, early ones denser"""
+    """moments kept for figures: before training, after it, the rest between, early ones denser"""
     probe_size: int = 1000
     """training pictures whose embeddings a snapshot keeps"""
     tensorboard: bool = False

@@ -24,7 +24,7 @@ _RESNETS: dict[str, tuple[type[BasicBlock | Bottleneck], list[int]]] = {
 class Encoder(nn.Module):
     """A backbone and its projector: pictures to embeddings of `dim` values.
 
-    The authors' rule for the heads: a hidden layer of twice the features, an embedding of a quarter.
+    The authors' rule for the heads: hidden layers of twice the features, embeddings of a quarter.
     """
 
     def __init__(self, settings: config.Encoder, *, dim: int = 0, image_size: int = 224) -> None:

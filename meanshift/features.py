@@ -46,8 +46,8 @@ def prepare(
 ) -> Float[Tensor, "batch channels _ _"]:
     """Pictures as they are judged: small ones of one size as they are, others cut from the centre.
 
-    The short side is resized to 256/224 of `image_size` and the centre taken (256 and 224 in the paper's
-    code). Arrays no larger than `image_size` keep their own size. A picture that cannot be read is grey.
+    The short side is resized to 256/224 of `image_size` and the centre taken (256 and 224 in the
+    authors' code). Small arrays keep their own size. A picture that cannot be read is grey.
     """
     if source.uniform:
         pictures = source.gather(indices).permute(0, 3, 1, 2)

@@ -1,4 +1,4 @@
-"""A plain value as the type of a setting, its help text, and the error that says what is accepted."""
+"""A plain value as the type of a setting, its help text, and errors that say what is accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Label-free signs of learning: effective rank, spread, neighbour stability, and the collapse alarm."""
+"""Label-free signs of learning: effective rank, spread, neighbour stability, collapse alarm."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stability(before: Int[Tensor, "n k"], now: Int[Tensor, "n k"]) -> float:
 
 
 def collapse(*, rank: float, spread: float, same_view: bool) -> str | None:
-    """A named warning with its likely cause when the embeddings have lost their variety, else None."""
+    """A warning with its likely cause when the embeddings have lost their variety, else None."""
     if spread >= 0.15 and rank >= 2.5:
         return None
     cause = (

@@ -1,6 +1,6 @@
 """The run directory: config, environment, metrics, warnings, snapshots and results.
 
-A run is a directory. Training writes it through this room; everything that judges or draws reads it.
+A run is a directory. Training writes it through this room; all that judges or draws reads it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Journal:
 
     @staticmethod
     def begin(folder: Path, config: Config, *, extra: Mapping[str, Any]) -> Journal:
-        """Make or reopen the directory and write what the run is; refuse another run's directory."""
+        """Make or reopen the directory and say what the run is; refuse another run's directory."""
         journal = Journal(folder)
         known = folder / "config.json"
         if known.exists():
             _refuse_other_settings(folder, Config.from_json(known.read_text()), config)
         elif folder.exists() and any(folder.iterdir()):
             raise ValueError(
-                f"{folder}: holds files but no config.json, so it is not a run; choose another --out"
+                f"{folder}: holds files but no config.json, so it is no run; choose another --out"
             )
         for part in (folder, journal.checkpoints, journal.snapshots, journal.results):
             part.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ class Schedule:
         return self.config.train.epochs * self.steps
 
     def lr(self, step: int) -> float:
-        """Cosine from the base rate to 0: by epoch lr/2 (1 + cos(pi e/E)) with e from 0, or by step."""
+        """Cosine from lr to 0, lr/2 (1 + cos(pi e/E)) with e from 0, by epoch or by step."""
         train = self.config.train
         epoch = step / self.steps if train.lr_schedule == "step" else step // self.steps
         if epoch < train.warmup_epochs:
@@ -52,7 +52,7 @@ class Schedule:
         return method.k_start + values * (step // self.steps) // self.config.train.epochs
 
     def momentum(self, step: int) -> float:
-        """Share of itself that the target keeps: constant, or rising to 1 along a cosine (BYOL's)."""
+        """Share of itself that the target keeps: constant, or along a cosine to 1 (BYOL's)."""
         method = self.config.method
         if method.momentum_schedule == "constant":
             return method.momentum

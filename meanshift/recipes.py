@@ -55,7 +55,7 @@ def imagenet_r50_byol() -> Config:
 def imagenet_r50_byol_ws() -> Config:
     """BYOL-asym w/s: the k=1 twin of imagenet-r50.
 
-    command: meanshift pretrain imagenet-r50-byol-ws --data IMAGENET --out runs/byol-ws --data.workers 16
+    command: meanshift pretrain imagenet-r50-byol-ws --data IMAGENET --out runs/byol-ws
     hardware: as imagenet-r50
     time: as imagenet-r50; not run here
     result: the paper's: linear 69.5, NN 55.8, 20-NN 59.1; not run here
@@ -66,10 +66,10 @@ def imagenet_r50_byol_ws() -> Config:
 def imagenet_r50_byol_ww() -> Config:
     """BYOL-asym w/w: the k=1 twin of imagenet-r50-ww.
 
-    command: meanshift pretrain imagenet-r50-byol-ww --data IMAGENET --out runs/byol-ww --data.workers 16
+    command: meanshift pretrain imagenet-r50-byol-ww --data IMAGENET --out runs/byol-ww
     hardware: as imagenet-r50
     time: as imagenet-r50; not run here
-    result: the paper has none (it cites 60.1 linear for BYOL at batch 4096, symmetric); not run here
+    result: none in the paper (it cites linear 60.1 for BYOL, batch 4096, symmetric); not run here
     """
     return _imagenet("weak", "weak", k=1)
 

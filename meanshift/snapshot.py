@@ -1,4 +1,4 @@
-"""Moments of a run kept for figures: the probe's features and the backbone's weights, in float16."""
+"""Moments of a run kept for figures: features of a probe, weights of the backbone, in float16."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def take_snapshot(
     epoch: int,
     precision: torch.dtype,
 ) -> dict[str, float]:
-    """Write a moment and return what it tells: the features' rank and the neighbours that stayed."""
+    """Write a moment and return what it tells: rank of the features, neighbours that stayed."""
     indices = probe_indices(config, len(source))
     features = extract(
         backbone,

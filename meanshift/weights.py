@@ -15,7 +15,7 @@ from meanshift.journal import Journal
 
 
 def load_encoder(run: Path | str) -> nn.Module:
-    """The online backbone of a run (or of one of its checkpoint files), heads removed, in eval mode.
+    """The online backbone of a run (or of one of its checkpoints), heads removed, in eval mode.
 
     >>> backbone = load_encoder("runs/demo")
     >>> features = backbone(pictures)      # normalised as ImageNet's, shape (n, 3, height, width)

@@ -1,4 +1,4 @@
-"""Sources of pictures behind one contract: a folder, arrays, a named dataset, or the shipped sample."""
+"""Sources of pictures behind one contract: folder, arrays, named dataset, shipped sample."""
 
 from __future__ import annotations
 

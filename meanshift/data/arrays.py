@@ -1,4 +1,4 @@
-"""Pictures of one size in an array: .npy and .npz files, mapped and not loaded where that is possible."""
+"""Pictures of one size in an array: .npy and .npz files, mapped where they can be."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def read_arrays(path: Path) -> dict[str, ArraySource]:
         raise ValueError(f"{path}: not a readable {path.suffix} file ({error})") from None
     if "train" not in found:
         raise ValueError(
-            f"{path}: found the arrays {', '.join(keys) or 'none'}; need x_train (and y_train, x_test, "
-            f"y_test), or images and labels"
+            f"{path}: found the arrays {', '.join(keys) or 'none'}; need x_train (and y_train, "
+            f"x_test, y_test), or images and labels"
         )
     return found
 
@@ -120,8 +120,8 @@ def _member(path: Path, key: str) -> np.ndarray:
 def _channels_last(pixels: np.ndarray, name: str) -> np.ndarray:
     if pixels.dtype not in (np.uint8, np.uint16):
         raise ValueError(
-            f"{name}: pixels of type {pixels.dtype}; need uint8 (or uint16): for values in 0..1 save "
-            f"(x * 255).astype('uint8')"
+            f"{name}: pixels of type {pixels.dtype}; need uint8 (or uint16): for values in 0..1 "
+            f"save (x * 255).astype('uint8')"
         )
     if pixels.ndim == 3:
         pixels = pixels[..., None]
@@ -129,7 +129,7 @@ def _channels_last(pixels: np.ndarray, name: str) -> np.ndarray:
         pixels = pixels.transpose(0, 2, 3, 1)
     if pixels.ndim != 4 or pixels.shape[3] not in (1, 3) or 0 in pixels.shape:
         raise ValueError(
-            f"{name}: an array of shape {pixels.shape}; need (n, height, width), with 1 or 3 channels "
-            f"last or second"
+            f"{name}: an array of shape {pixels.shape}; need (n, height, width), with 1 or 3 "
+            f"channels last or second"
         )
     return pixels

@@ -16,8 +16,8 @@ from meanshift.data.source import Source
 class FolderSource(Source):
     """Every picture below `root`, in the order of their names.
 
-    When all of them lie in two or more subfolders, those are the classes; a picture at the top means
-    that the subfolders are mere storage and nothing is labelled.
+    When all of them lie in two or more subfolders, those are the classes; a picture at the top
+    means that the subfolders are mere storage and nothing is labelled.
     """
 
     def __init__(self, root: Path) -> None:

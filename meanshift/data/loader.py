@@ -1,4 +1,4 @@
-"""Batches at their addresses: which pictures each step sees, read and cropped by any number of workers."""
+"""Batches at their addresses: the pictures of each step, read by any number of workers."""
 
 from __future__ import annotations
 

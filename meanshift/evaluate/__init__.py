@@ -12,7 +12,7 @@ from meanshift.journal import environment
 def card(
     protocol: str, data: str, sizes: Mapping[str, int], weights: str, config: Config
 ) -> dict[str, Any]:
-    """What a figure needs beside it to be trusted: protocol, data, weights, seed, versions, date."""
+    """What must stand beside a figure: protocol, data, weights, seed, versions, date."""
     here = environment()
     return {
         "protocol": protocol,

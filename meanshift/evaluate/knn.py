@@ -1,4 +1,4 @@
-"""k-NN on frozen features: exact, in chunks, plain majority vote, ties to the nearest among the tied."""
+"""k-NN on frozen features: exact, in chunks, majority vote, ties to the nearest of the tied."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def vote(labels: Int[Tensor, "batch k"], classes: int) -> Int[Tensor, " batch"]:
 
 
 class KNNMonitor:
-    """k-NN of a backbone while it trains; a large training set is represented by a fixed part of it."""
+    """k-NN of a backbone while it trains; a fixed part of a large training set stands for it."""
 
     def __init__(
         self, train: Source, held_out: Source, *, image_size: int, most: int = 10_000
@@ -96,7 +96,7 @@ def evaluate_knn(
 def compare_with_baselines(
     config: Config, *, untrained: nn.Module, trained: nn.Module
 ) -> dict[str, Any]:
-    """Raw pixels, the untrained and the trained encoder by the same k-NN on the same held-out pictures."""
+    """Raw pixels, untrained and trained encoder, by the same k-NN on the same held-out pictures."""
     train, held = train_and_held_out(
         config.data.source, config.data.held_out, seed=config.train.seed
     )

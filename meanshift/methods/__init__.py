@@ -1,4 +1,4 @@
-"""The step of each paper on one page, behind one contract: two views in, a `Step` out, then `follow`."""
+"""The step of each paper on one page, behind one contract: two views in, a `Step` out."""
 
 from __future__ import annotations
 

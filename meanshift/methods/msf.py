@@ -1,7 +1,7 @@
 """Mean Shift for self-supervised learning: the paper's step on one page.
 
 Read `MeanShift.forward`. The names are the paper's: the online encoder g with its predictor h, the
-target encoder f, u = f(T1(x)), v = h(g(T2(x))), the memory bank, and the k nearest neighbours z of u.
+target encoder f, u = f(T1(x)), v = h(g(T2(x))), the memory bank, the k nearest neighbours z of u.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from meanshift.encoder import mlp
 
 @dataclass(frozen=True)
 class Step:
-    """What one step tells; only `loss` carries a gradient, and nothing here waits for the device."""
+    """What one step tells; only `loss` carries a gradient, and nothing waits for the device."""
 
     loss: Float[Tensor, ""]
     agreement: Float[Tensor, ""]
@@ -38,8 +38,8 @@ class Step:
 class MeanShift(nn.Module):
     """Pull each online embedding towards the k nearest neighbours of its target embedding.
 
-    `encoder` is any module whose output has `dim` values an input (backbone and projector together);
-    the target is a copy of it. With k=1 this is BYOL with an asymmetric loss, and no bank is kept.
+    `encoder` is any module that gives `dim` values an input (backbone and projector together); the
+    target is a copy of it. With k=1 this is BYOL with an asymmetric loss, and no bank is kept.
 
     >>> method = MeanShift(encoder, dim=512, k=5, bank_size=128_000)
     >>> step = method(online_view, target_view, ids=ids, labels=labels)
@@ -69,10 +69,8 @@ class MeanShift(nn.Module):
                 f"k={k} with a bank of {bank_size} rows; need 1 <= k <= bank_size: "
                 f"raise bank_size or lower k (k=1 is BYOL and needs no bank)"
             )
-        self.k, self.momentum = k, momentum
-        self.dim = dim
+        self.dim, self.k, self.momentum, self.symmetric = dim, k, momentum, symmetric
         self.same_image, self.search_filled_only = same_image, search_filled_only
-        self.symmetric = symmetric
         self.online = encoder
         self.target = copy.deepcopy(encoder).requires_grad_(False)
         self.predictor = mlp(dim, hidden or 8 * dim, dim)  # 512-4096-512 in the paper
@@ -86,7 +84,7 @@ class MeanShift(nn.Module):
         ids: Int[Tensor, " batch"] | None = None,
         labels: Int[Tensor, " batch"] | None = None,
     ) -> Step:
-        """One step of the paper, up to the loss; in eval mode the bank is searched but not written."""
+        """One step of the paper, up to the loss; in eval mode the bank is only searched."""
         if self.symmetric:
             return self._both_ways(online_view, target_view, ids, labels)
         v = self.predict(online_view)
@@ -102,24 +100,23 @@ class MeanShift(nn.Module):
         labels: Int[Tensor, " batch"] | None = None,
     ) -> Step:
         """Remember u, find its neighbours, and measure how far v is from them."""
-        slots = self._remember(u, ids, labels)
-        neighbours = self._nearest(u, slots, ids)
-        return self._judge(v, u, neighbours, ids, labels)
+        own = self._remember(u, ids, labels)
+        return self._judge(v, u, self._nearest(u, own, ids), ids, labels)
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Move the target towards the online encoder: parameters only, after the optimiser's step."""
-        average = get_ema_multi_avg_fn(self.momentum)
-        average(list(self.target.parameters()), list(self.online.parameters()), None)
+        """Move the target towards the online encoder, parameters only; after the optimiser."""
+        targets, onlines = list(self.target.parameters()), list(self.online.parameters())
+        get_ema_multi_avg_fn(self.momentum)(targets, onlines, None)
 
     def predict(self, view: Any) -> Float[Tensor, "batch dim"]:
         """v: the online embedding through the predictor, of unit length."""
-        return F.normalize(self.predictor(self._encode(self.online, view)).float(), dim=1)
+        return _unit(self.predictor(self._encode(self.online, view)))
 
     @torch.no_grad()
     def project(self, view: Any) -> Float[Tensor, "batch dim"]:
         """u: the target embedding, of unit length; batch norm uses the batch's own statistics."""
-        return F.normalize(self._encode(self.target, view).float(), dim=1)
+        return _unit(self._encode(self.target, view))
 
     def _encode(self, encoder: nn.Module, view: Any) -> Tensor:
         embedding: Tensor = encoder(view)
@@ -149,8 +146,7 @@ class MeanShift(nn.Module):
             filled_only=self.search_filled_only,
         )
         missing = similarity == -torch.inf  # too few eligible rows: u stands in for them
-        rows = self.bank.rows[slots].to(u.dtype)
-        rows = torch.where(missing[:, :, None], u[:, None], rows)
+        rows = torch.where(missing[:, :, None], u[:, None], self.bank.rows[slots].to(u.dtype))
         return _Neighbours(
             torch.cat([u[:, None], rows], 1),
             self.bank.ids[slots].masked_fill(missing, -1),
@@ -158,22 +154,16 @@ class MeanShift(nn.Module):
         )
 
     def _judge(
-        self,
-        v: Tensor,
-        u: Tensor,
-        neighbours: _Neighbours,
-        ids: Tensor | None,
-        labels: Tensor | None,
+        self, v: Tensor, u: Tensor, near: _Neighbours, ids: Tensor | None, labels: Tensor | None
     ) -> Step:
-        # Squared distances of unit vectors, and linear in z, so the mean neighbour serves for all k.
-        loss = (2 - 2 * (v * neighbours.rows.mean(1)).sum(1)).mean()
-        purity = same_image = None
-        if neighbours.labels is not None and labels is not None:
+        # Squared distances of unit vectors are linear in z: the mean neighbour serves for all k.
+        loss, purity, same_image = (2 - 2 * (v * near.rows.mean(1)).sum(1)).mean(), None, None
+        if near.labels is not None and labels is not None:
             known = (labels >= 0).float()
-            pure = (neighbours.labels == labels[:, None]).float().mean(1)
+            pure = (near.labels == labels[:, None]).float().mean(1)
             purity = (pure * known).sum() / known.sum().clamp(min=1)
-        if neighbours.ids is not None and ids is not None:
-            same_image = (neighbours.ids == ids[:, None]).any(1).float().mean()
+        if near.ids is not None and ids is not None:
+            same_image = (near.ids == ids[:, None]).any(1).float().mean()
         agreement = (v.detach() * u).sum(1).mean()
         return Step(loss, agreement, purity, same_image, u)
 
@@ -183,8 +173,8 @@ class MeanShift(nn.Module):
         u_a, u_b = self.project(a), self.project(b)
         one = self._judge(v_a, u_b, self._nearest(u_b, None, ids), ids, labels)
         two = self._judge(v_b, u_a, self._nearest(u_a, None, ids), ids, labels)
-        for u in (u_b, u_a):
-            self._remember(u, ids, labels)
+        self._remember(u_b, ids, labels)
+        self._remember(u_a, ids, labels)
         return Step(
             loss=(one.loss + two.loss) / 2,
             agreement=(one.agreement + two.agreement) / 2,
@@ -199,6 +189,11 @@ class _Neighbours:
     rows: Float[Tensor, "batch k dim"]
     ids: Int[Tensor, "batch others"] | None
     labels: Int[Tensor, "batch others"] | None
+
+
+def _unit(embeddings: Tensor) -> Tensor:
+    """Unit length, in at least float32 whatever the precision of autocast."""
+    return F.normalize(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), dim=1)
 
 
 def _mean(one: Tensor | None, two: Tensor | None) -> Tensor | None:
