@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 
 import torch
@@ -26,28 +27,37 @@ def extract(
     batch_size: int = 256,
 ) -> Float[Tensor, "n features"]:
     """The network's output for every picture of a source, in order, in float32 on the CPU."""
-    was_training, layout = network.training, memory_format(network)
+    was_training, layout, bad = network.training, memory_format(network), list[Unreadable]()
     network.eval()
     try:
         parts = []
         for indices in torch.arange(len(source)).split(batch_size):
-            pictures = prepare(source, indices, image_size).to(device, non_blocking=True)
+            pictures = prepare(source, indices, image_size, bad).to(device, non_blocking=True)
             with autocast(device, precision):
                 parts.append(
                     network(normalise(pictures).contiguous(memory_format=layout)).float().cpu()
                 )
-        return torch.cat(parts)
     finally:
         network.train(was_training)
+    if bad:
+        warnings.warn(
+            f"{source.name}: {len(bad)} of {len(source)} pictures cannot be read and count as grey "
+            f"ones, the first is {bad[0].title} ({bad[0].why})",
+            stacklevel=2,
+        )
+    return torch.cat(parts)
 
 
 def prepare(
-    source: Source, indices: Int[Tensor, " batch"], image_size: int
+    source: Source,
+    indices: Int[Tensor, " batch"],
+    image_size: int,
+    bad: list[Unreadable] | None = None,
 ) -> Float[Tensor, "batch channels _ _"]:
     """Pictures as they are judged: small ones of one size as they are, others cut from the centre.
 
     The short side is resized to 256/224 of `image_size` and the centre taken (256 and 224 in the
-    authors' code). Small arrays keep their own size. A picture that cannot be read is grey.
+    authors' code). Small arrays keep their own size. An unreadable one raises, or is grey and added to `bad`.
     """
     if source.uniform:
         pictures = source.gather(indices).permute(0, 3, 1, 2)
@@ -55,7 +65,7 @@ def prepare(
             return pictures.float().div_(255)
         unbound: Iterable[Tensor] = pictures.unbind(0)
     else:
-        unbound = (_readable(source, int(index), image_size) for index in indices)
+        unbound = (_readable(source, int(index), image_size, bad) for index in indices)
     short = round(image_size * 256 / 224)
     cut = [
         TF.center_crop(TF.resize(picture, [short], antialias=True), [image_size, image_size])
@@ -64,8 +74,11 @@ def prepare(
     return torch.stack(cut).float().div_(255)
 
 
-def _readable(source: Source, index: int, image_size: int) -> Tensor:
+def _readable(source: Source, index: int, image_size: int, bad: list[Unreadable] | None) -> Tensor:
     try:
         return source.read(index)
-    except Unreadable:
+    except Unreadable as error:
+        if bad is None:
+            raise
+        bad.append(error)
         return torch.full((3, image_size, image_size), 128, dtype=torch.uint8)

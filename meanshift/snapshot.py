@@ -20,12 +20,6 @@ def snapshot_epochs(epochs: int, count: int) -> set[int]:
     return {round(epochs * (i / (count - 1)) ** 2) for i in range(count)}
 
 
-def probe_indices(config: Config, size: int) -> Tensor:
-    """The fixed pictures whose embeddings the snapshots keep."""
-    rank = keyed.bits(config.train.seed, 0, torch.arange(size), keyed.PROBE, 1)[:, 0]
-    return rank.argsort(stable=True)[: config.train.probe_size].sort().values
-
-
 def take_snapshot(
     journal: Journal,
     backbone: nn.Module,
@@ -35,7 +29,7 @@ def take_snapshot(
     precision: torch.dtype,
 ) -> dict[str, float]:
     """Write a moment and return what it tells: rank of the features, neighbours that stayed."""
-    indices = probe_indices(config, len(source))
+    indices = keyed.choose(config.train.seed, len(source), config.train.probe_size, keyed.PROBE)
     features = extract(
         backbone,
         source.take(indices),

@@ -56,17 +56,14 @@ def vote(labels: Int[Tensor, "batch k"], classes: int) -> Int[Tensor, " batch"]:
 
 
 class KNNMonitor:
-    """k-NN of a backbone while it trains; a fixed part of a large training set stands for it."""
+    """k-NN of a backbone while it trains; a fixed part stands for a large set."""
 
     def __init__(
         self, train: Source, held_out: Source, *, image_size: int, most: int = 10_000
     ) -> None:
-        if len(train) > most:
-            rank = keyed.bits(0, 0, torch.arange(len(train)), keyed.PROBE, 1)[:, 0].argsort(
-                stable=True
-            )
-            train = train.take(rank[:most].sort().values)
-        self.train, self.held_out, self.image_size = train, held_out, image_size
+        self.train = train.take(keyed.choose(0, len(train), most, keyed.PROBE))
+        self.held_out = held_out.take(keyed.choose(0, len(held_out), most, keyed.PROBE))
+        self.image_size = image_size
 
     def __call__(self, backbone: nn.Module) -> dict[str, float]:
         return _judge(backbone, self.train, self.held_out, self.image_size, ks=(1, 20))

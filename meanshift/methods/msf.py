@@ -44,7 +44,6 @@ class MeanShift(nn.Module):
     >>> method = MeanShift(encoder, dim=512, k=5, bank_size=128_000)
     >>> step = method(online_view, target_view, ids=ids, labels=labels)
     >>> step.loss.backward(); optimizer.step(); method.follow()
-
     `k` and `momentum` are plain attributes: a schedule sets them between steps.
     """
 

@@ -1,0 +1,48 @@
+"""The README is a program: its commands and its Python run, in its order."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from meanshift.cli import main
+
+README = Path(__file__).parent.parent / "README.md"
+TINY = (
+    "--data.image_size 16 --data.workers 0 --encoder.width 0.125 --train.batch_size 8 "
+    "--method.bank_size 64 --train.epochs 3 --train.device cpu"
+).split()
+
+
+def test_every_command_and_every_block_of_python_runs(tmp_path, monkeypatch, make_pictures, capsys):
+    make_pictures(tmp_path / "PHOTOS", {"cats": 60, "dogs": 60}, size=(20, 24))
+    monkeypatch.chdir(tmp_path)
+    text = README.read_text()
+    commands = re.findall(r"^    \.venv/bin/meanshift (.*)$", text, re.MULTILINE)
+    assert len(commands) >= 4
+    for command in commands:
+        words = shlex.split(command, comments=True)
+        assert main([*words, *(TINY if words[0] == "pretrain" else [])]) == 0, (
+            capsys.readouterr().err
+        )
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 2
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
+
+
+def test_the_two_commands_are_named_and_exist():
+    makefile = (README.parent / "Makefile").read_text()
+    for target in ("demo", "test"):
+        assert f"make {target}" in README.read_text()
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+
+
+@pytest.mark.parametrize("link", re.findall(r"\]\(([^)#]+)\)", README.read_text()))
+def test_links_lead_somewhere(link):
+    assert (README.parent / link).exists()
+
+
+def test_it_is_short():
+    assert len(README.read_text().splitlines()) <= 150
