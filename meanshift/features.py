@@ -57,7 +57,8 @@ def prepare(
     """Pictures as they are judged: small ones of one size as they are, others cut from the centre.
 
     The short side is resized to 256/224 of `image_size` and the centre taken (256 and 224 in the
-    authors' code). Small arrays keep their own size. An unreadable one raises, or is grey and added to `bad`.
+    authors' code). Small arrays keep their own size. An unreadable picture raises, or where a list
+    `bad` is given it is added there and counts as a grey one.
     """
     if source.uniform:
         pictures = source.gather(indices).permute(0, 3, 1, 2)

@@ -27,6 +27,8 @@ TINY = [
     *"--train.epochs 2 --train.warmup_epochs 0 --data.workers 0 --train.snapshots 2".split(),
 ]
 
+GREY = pytest.mark.filterwarnings("ignore:.*count as grey:UserWarning")  # said by the snapshots
+
 
 @pytest.fixture
 def call(capsys):
@@ -330,6 +332,7 @@ def test_bench_step_prints_phases_and_the_ratio(call):
     assert float(re.search(r"bare encoders.*: ([\d.]+)$", out.strip())[1]) > 0
 
 
+@GREY
 def test_few_bad_pictures_are_named_and_counted(call, photos, tmp_path):
     spoil(photos / "train" / "a", 1)
     run = tmp_path / "run"
@@ -341,6 +344,7 @@ def test_few_bad_pictures_are_named_and_counted(call, photos, tmp_path):
     assert warning["file"].endswith("a/000.jpg") and warning["message"]
 
 
+@GREY
 def test_too_many_bad_pictures_stop_the_run_with_the_list(call, photos, tmp_path):
     spoil(photos / "train" / "b", 2)
     run = tmp_path / "run"

@@ -9,7 +9,7 @@ from torch import nn
 from torchvision.transforms.v2 import functional as TF
 
 from meanshift import augment, config
-from meanshift.data import open_source
+from meanshift.data import Unreadable, open_source
 from meanshift.data.arrays import ArraySource
 from meanshift.data.folder import FolderSource
 from meanshift.encoder import build_backbone
@@ -161,8 +161,13 @@ def test_an_unreadable_photo_is_grey_and_moves_no_other(tmp_path, make_pictures,
     source = FolderSource(make_pictures(tmp_path, {"": 3}))
     whole = features_of(network, source)
     (tmp_path / "001.jpg").write_bytes(b"")
-    got = prepare(source, torch.arange(3), 32)
+    with pytest.raises(Unreadable, match=r"001\.jpg"):
+        prepare(source, torch.arange(3), 32)
+    bad = []
+    got = prepare(source, torch.arange(3), 32, bad)
     assert (got[1] == 128 / 255).all()
-    features = features_of(network, source)
+    assert [error.title for error in bad] == [str(tmp_path / "001.jpg")]
+    with pytest.warns(UserWarning, match=r"1 of 3 pictures cannot be read .*001\.jpg"):
+        features = features_of(network, source)
     torch.testing.assert_close(features[[0, 2]], whole[[0, 2]], atol=1e-4, rtol=1e-4)
     assert not torch.allclose(features[1], whole[1], atol=1e-3)
