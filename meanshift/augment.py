@@ -212,7 +212,7 @@ def blur(
 ) -> Float[Tensor, "batch channels height width"]:
     """Gaussian blur, reflected at the borders, where `sigma` is above 0.
 
-    The kernel reaches three of the largest deviations, 13 taps at the paper's sigma of 2.
+    A kernel reaches three of its deviations: up to 13 taps at the paper's largest sigma of 2.
     """
     chosen = (sigma > 0).nonzero()[:, 0]
     if not len(chosen):
@@ -304,6 +304,7 @@ def _blurring(
     reach = min(reach, size - 1)
     taps = torch.arange(-reach, reach + 1, device=sigma.device)
     kernel = (-0.5 * (taps / sigma[:, None]) ** 2).exp()
+    kernel *= taps.abs() <= (3 * sigma[:, None]).ceil()  # its own reach, whatever its batch mates'
     kernel = kernel / kernel.sum(1, keepdim=True)
     source = (torch.arange(size, device=sigma.device)[:, None] + taps).abs()
     source = torch.where(source >= size, 2 * (size - 1) - source, source)

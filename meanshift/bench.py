@@ -33,7 +33,9 @@ def bench_step(config: Config, *, rounds: int) -> str:
     contender = _Contender(config)
     bare, whole = _Laps(), _Laps()
     contender.step(_Laps())  # the first step allocates
-    for _ in range(max(1, rounds)):  # turn by turn, so that a noisy machine is noisy to both
+    if rounds < 1:
+        raise ValueError(f"--rounds: got {rounds}, need 1 or more")
+    for _ in range(rounds):  # turn by turn, so that a noisy machine is noisy to both
         contender.bare_step(bare)
         contender.step(whole)
     lines = [

@@ -45,7 +45,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a cut or foreign file fails in many ways
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].partition(". ")[0]
         raise ValueError(f"{path}: not a whole meanshift file ({reason})") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise ValueError(f"{path}: not a meanshift file of format {FORMAT}")

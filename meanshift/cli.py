@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,14 +25,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.run is None:
         parser.print_help()
         return 0
+    warnings.showwarning = _show_warning
     try:
         code: int = given.run(given)
+        sys.stdout.flush()
         return code
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, OSError) as error:
         print(f"meanshift: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:
-        return 0
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"warning: {message}", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,9 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument(
         "--data", metavar="SOURCE", help="labelled pictures; default: the run's own"
     )
-    evaluate.add_argument(
-        "--ks", type=int, nargs="+", default=[1, 20], metavar="K", help="neighbours"
-    )
+    evaluate.add_argument("--ks", type=int, nargs="+", metavar="K", help="neighbours [1 20]")
 
     command("recipes", _recipes, "every recipe with its command, cost and result")
 
@@ -108,7 +115,7 @@ def _configure(given: argparse.Namespace, base: Config) -> Config:
         for key, value in vars(given).items()
         if key.startswith("setting ") and value is not None
     }
-    if getattr(given, "data", None):
+    if getattr(given, "data", None) is not None:
         chosen["data.source"] = given.data
     return base.with_overrides(chosen)
 

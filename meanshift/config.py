@@ -157,7 +157,7 @@ class Train:
     lr_schedule: Literal["epoch", "step"] = "epoch"
     """cosine, changed once an epoch as the authors do, or at each step"""
     warmup_epochs: int = 0
-    """epochs in which the rate rises linearly to `lr`"""
+    """epochs in which the rate rises linearly to `lr`; a short run keeps at least its last one"""
     sgd_momentum: float = 0.9
     """momentum of SGD (not of the target)"""
     weight_decay: float = 1e-4
@@ -191,11 +191,16 @@ class Train:
         for name in ("lr", "save_every"):
             value = getattr(self, name)
             need(value > 0, f"train.{name}", value, "above 0")
-        for name in ("sgd_momentum", "weight_decay", "keep_every", "monitor_every", "snapshots"):
+        for name in (
+            "sgd_momentum",
+            "weight_decay",
+            "keep_every",
+            "monitor_every",
+            "snapshots",
+            "warmup_epochs",
+        ):
             value = getattr(self, name)
             need(value >= 0, f"train.{name}", value, "0 or more")
-        fits = 0 <= self.warmup_epochs < self.epochs
-        need(fits, "train.warmup_epochs", self.warmup_epochs, "0 up to below train.epochs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,11 +241,15 @@ class Config:
     @staticmethod
     def from_dict(groups: Mapping[str, Any]) -> Config:
         """The config of nested plain values; unknown keys and wrong types are errors."""
+        if not isinstance(groups, Mapping):
+            raise ValueError(f"settings: got {groups!r}, need groups of settings by name")
         known = {f.name: typing.get_type_hints(Config)[f.name] for f in dataclasses.fields(Config)}
         built = {}
         for group, values in groups.items():
             if group not in known:
                 raise ValueError(f"unknown group {group!r}; there are {', '.join(known)}")
+            if not isinstance(values, Mapping):
+                raise ValueError(f"{group}: got {values!r}, need its settings by name")
             hints = typing.get_type_hints(known[group])
             for name in values:
                 if name not in hints:

@@ -55,15 +55,24 @@ def build_backbone(settings: config.Encoder, *, image_size: int = 224) -> tuple[
     if settings.name in _RESNETS:
         resnet = _ScaledResNet(settings)
         return resnet, resnet.features
+    if settings.name not in models.list_models(module=models):
+        raise ValueError(f"encoder.name: got {settings.name!r}, need {_suggest(settings.name)}")
     if settings.stem != "imagenet" or settings.width != 1:
         raise ValueError(
             f"encoder.stem and encoder.width are for {', '.join(_RESNETS)}; "
             f"got {settings.name} with stem {settings.stem} and width {settings.width:g}"
         )
-    if settings.name not in models.list_models(module=models):
-        raise ValueError(f"encoder.name: got {settings.name!r}, need {_suggest(settings.name)}")
-    sized: dict[str, Any] = {"image_size": image_size} if settings.name.startswith("vit_") else {}
-    backbone = models.get_model(settings.name, weights=None, **sized)
+    given: dict[str, Any] = {}
+    if settings.name.startswith("vit_"):
+        patch = int(settings.name.rpartition("_")[2])
+        if image_size % patch:
+            raise ValueError(
+                f"data.image_size: got {image_size}, need a multiple of {patch} for {settings.name}"
+            )
+        given = {"image_size": image_size}
+    elif settings.name in ("googlenet", "inception_v3"):  # auxiliary classifiers have no place here
+        given = {"aux_logits": False, "init_weights": True}
+    backbone = models.get_model(settings.name, weights=None, **given)
     return backbone, _behead(backbone, settings.name)
 
 

@@ -16,7 +16,7 @@ from meanshift.encoder import memory_format
 from meanshift.machine import autocast
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def extract(
     network: nn.Module,
     source: Source,
@@ -27,7 +27,8 @@ def extract(
     batch_size: int = 256,
 ) -> Float[Tensor, "n features"]:
     """The network's output for every picture of a source, in order, in float32 on the CPU."""
-    was_training, layout, bad = network.training, memory_format(network), list[Unreadable]()
+    layout, bad = memory_format(network), list[Unreadable]()
+    modes = {module: module.training for module in network.modules()}
     network.eval()
     try:
         parts = []
@@ -38,7 +39,8 @@ def extract(
                     network(normalise(pictures).contiguous(memory_format=layout)).float().cpu()
                 )
     finally:
-        network.train(was_training)
+        for module, training in modes.items():
+            module.training = training
     if bad:
         warnings.warn(
             f"{source.name}: {len(bad)} of {len(source)} pictures cannot be read and count as grey "

@@ -25,8 +25,8 @@ def parse(value: Any, kind: Any, path: str) -> Any:
                 continue
         raise ValueError(f"{path}: got {value!r}, need {' or '.join(a.__name__ for a in args)}")
     if origin is tuple:
-        parts = value.replace(",", " ").split() if isinstance(value, str) else list(value)
-        if len(parts) != len(args):
+        parts = value.replace(",", " ").split() if isinstance(value, str) else value
+        if not isinstance(parts, (list, tuple)) or len(parts) != len(args):
             raise ValueError(f"{path}: got {value!r}, need {len(args)} numbers, as in 0.2,1.0")
         return tuple(parse(part, arg, path) for part, arg in zip(parts, args, strict=True))
     if kind is bool:
@@ -38,7 +38,7 @@ def parse(value: Any, kind: Any, path: str) -> Any:
         return str(value)
     try:
         number = kind(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{path}: got {value!r}, need {_NUMBER[kind]}") from None
     if isinstance(value, bool) or number != float(value):
         raise ValueError(f"{path}: got {value!r}, need {_NUMBER[kind]}")

@@ -29,17 +29,23 @@ def stability(before: Int[Tensor, "n k"], now: Int[Tensor, "n k"]) -> float:
     return float((before[:, :, None] == now[:, None, :]).any(2).float().mean())
 
 
-def collapse(*, rank: float, spread: float, same_view: bool) -> str | None:
-    """A warning with its likely cause when the embeddings have lost their variety, else None."""
-    if spread >= 0.15 and rank >= 2.5:
+def collapse(*, agreement: float, rank: float, spread: float, same_view: bool) -> str | None:
+    """A warning with its likely cause when the embeddings have lost their variety, else None.
+
+    Two kinds: all embeddings are one (no spread), or the views are predicted perfectly because few
+    directions are left. Healthy runs agree less while their rank is low, and gain rank before they
+    agree that much. The positive control is `views.same_view`: agreement 0.98 at a rank of 2.
+    """
+    constant, trivial = spread < 0.1, agreement > 0.95 and rank < 4
+    if not constant and not trivial:
         return None
     cause = (
         "both encoders see the same view (views.same_view): give them different views"
         if same_view
-        else "the learning rate may be too high (halve train.lr), the target too quick "
-        "(method.momentum 0.99 or more) or the views too alike (views.online strong)"
+        else "the views are too alike (views.online strong, smaller views.crop_area), the learning "
+        "rate is too high (halve train.lr), or the target too quick (raise method.momentum)"
     )
     return (
-        f"collapse: the embeddings are nearly all the same (spread {spread:.3f}, "
-        f"effective rank {rank:.1f}); likely cause: {cause}"
+        f"collapse: the embeddings have lost their variety (agreement {agreement:.2f}, spread "
+        f"{spread:.2f}, effective rank {rank:.1f}); likely cause: {cause}"
     )

@@ -35,7 +35,7 @@ class Journal:
         journal = Journal(folder)
         known = folder / "config.json"
         if known.exists():
-            _refuse_other_settings(folder, Config.from_json(known.read_text()), config)
+            _refuse_other_settings(folder, _read_config(known), config)
         elif folder.exists() and any(folder.iterdir()):
             raise ValueError(
                 f"{folder}: holds files but no config.json, so it is no run; choose another --out"
@@ -62,7 +62,7 @@ class Journal:
 
     @property
     def config(self) -> Config:
-        return Config.from_json((self.folder / "config.json").read_text())
+        return _read_config(self.folder / "config.json")
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """Add one JSON object as a line."""
@@ -129,6 +129,13 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _read_config(path: Path) -> Config:
+    try:
+        return Config.from_json(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def _refuse_other_settings(folder: Path, old: Config, new: Config) -> None:

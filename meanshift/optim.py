@@ -32,16 +32,13 @@ class Schedule:
 
     def lr(self, step: int) -> float:
         """Cosine from lr to 0, lr/2 (1 + cos(pi e/E)) with e from 0, by epoch or by step."""
-        train = self.config.train
-        epoch = step / self.steps if train.lr_schedule == "step" else step // self.steps
-        if epoch < train.warmup_epochs:
-            return (
-                train.lr
-                * (epoch + (0 if train.lr_schedule == "step" else 1))
-                / (train.warmup_epochs + 1)
-            )
-        progress = (epoch - train.warmup_epochs) / (train.epochs - train.warmup_epochs)
-        return train.lr / 2 * (1 + math.cos(math.pi * progress))
+        train, by_step = self.config.train, self.config.train.lr_schedule == "step"
+        unit = 1 if by_step else self.steps  # the rate changes once a step or once an epoch
+        now, total = step // unit, self.total // unit
+        warm = min(train.warmup_epochs, train.epochs - 1) * (self.steps if by_step else 1)
+        if now < warm:
+            return train.lr * (now + 1) / (warm + 1)
+        return train.lr / 2 * (1 + math.cos(math.pi * (now - warm) / (total - warm)))
 
     def k(self, step: int) -> int:
         """Neighbours: constant, or from `k_start` to `k` in equal stretches of epochs."""

@@ -17,7 +17,7 @@ from meanshift.augment import TwoViews
 from meanshift.config import Config
 from meanshift.console import Console
 from meanshift.data import train_and_held_out
-from meanshift.data.loader import batches
+from meanshift.data.loader import batches, steps_an_epoch
 from meanshift.encoder import Encoder, memory_format
 from meanshift.journal import Journal
 from meanshift.machine import autocast, pick_device, pick_precision
@@ -52,7 +52,7 @@ def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None)
     method.to(memory_format=layout)
     optimizer = build_optimizer(train, method)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == torch.float16)
-    schedule = Schedule(config, steps=max(1, len(source) // train.batch_size))
+    schedule = Schedule(config, steps=steps_an_epoch(source, train.batch_size))
     two_views = TwoViews(config.views, train.seed, config.data.image_size)
     moments = snapshot_epochs(train.epochs, train.snapshots)
     fingerprint = source.fingerprint()
@@ -159,6 +159,7 @@ def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None)
                 console.show(figures)
                 _refuse_nonsense(figures["loss"], done, train.lr)
                 alarm = health.collapse(
+                    agreement=figures["agreement"],
                     rank=figures["effective_rank"],
                     spread=figures["spread"],
                     same_view=config.views.same_view,

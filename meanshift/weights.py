@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ def load_encoder(run: Path | str) -> nn.Module:
 def run_of(weights: Path | str) -> tuple[Path, Config]:
     """The run directory that a RUN or one of its checkpoint files belongs to, and its config."""
     path = Path(weights)
+    _need_there(path)
     folder = path if path.is_dir() else path.parent.parent
     return folder, Journal.open(folder).config
 
@@ -47,16 +49,22 @@ def fingerprint(network: nn.Module) -> str:
 
 
 def _state(path: Path) -> dict[str, Any]:
+    _need_there(path)
     if path.is_dir():
-        state, _ = checkpoint.latest(Journal.open(path).checkpoints)
+        state, unreadable = checkpoint.latest(Journal.open(path).checkpoints)
         if state is None:
             raise ValueError(f"{path}: no checkpoint yet; continue the run until it has saved one")
-    elif path.is_file():
-        state = checkpoint.read(path)
+        for message in unreadable:
+            warnings.warn(f"{message}; step {state['step']} is used instead", stacklevel=3)
     else:
-        raise ValueError(f"{path}: not found; need a run directory or a checkpoint file")
+        state = checkpoint.read(path)
     if "method" not in state:
         raise ValueError(
             f"{path}: holds no whole model; need a run directory or its checkpoints/*.pt"
         )
     return state
+
+
+def _need_there(path: Path) -> None:
+    if not path.exists():
+        raise ValueError(f"{path}: not found; need a run directory or a checkpoint file")

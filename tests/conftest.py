@@ -1,4 +1,4 @@
-"""Shapes are proven here: every annotated function of the package is checked while the tests run."""
+"""Shapes are proven here: every annotated function is checked while the tests run."""
 
 import os
 

@@ -477,7 +477,7 @@ def test_a_tenth_of_a_labelled_source_is_held_out(tmp_path):
 
 
 def test_a_split_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match=r"no split 'val'; it has train, test"):
+    with pytest.raises(ValueError, match=r"no split 'val'; it has test"):
         train_and_held_out("sample", "val", seed=0)
     _, held = train_and_held_out("sample", "test", seed=0)
     assert len(held) == 2000

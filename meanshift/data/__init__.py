@@ -51,7 +51,7 @@ def train_and_held_out(
     if held_out not in splits:
         raise ValueError(
             f"data.held_out: {spec} has no split {held_out!r}; it has "
-            f"{', '.join(['train', *splits])}: give one of them, a share such as 0.1, or none"
+            f"{', '.join(splits) or 'only train'}: give one of them, a share such as 0.1, or none"
         )
     return train, _same_classes(splits[held_out], train)
 
@@ -67,5 +67,6 @@ def _same_classes(held: Source, train: Source) -> Source:
             f"name its class folders alike"
         )
     number = torch.tensor([train.classes.index(name) for name in held.classes])
-    held.labels, held.classes = number[held.labels], train.classes
+    held.labels = torch.where(held.labels < 0, -1, number[held.labels])
+    held.classes = train.classes
     return held

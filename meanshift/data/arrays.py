@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
+import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,13 +39,14 @@ class ArraySource(Source):
         self.pixels = _channels_last(pixels, name)
         self.labels = None
         if labels is not None:
-            flat = np.asarray(labels).reshape(len(labels), -1)
-            if len(flat) != len(pixels) or flat.shape[1] != 1 or flat.dtype.kind not in "iu":
+            flat = np.asarray(labels)
+            one_each = flat.shape[:1] == (len(pixels),) and flat.size == len(pixels)
+            if not one_each or flat.dtype.kind not in "iu":
                 raise ValueError(
                     f"{name}: labels of shape {np.shape(labels)} and type {flat.dtype} for "
                     f"{len(pixels)} pictures; need one whole number a picture"
                 )
-            self.labels = torch.from_numpy(flat[:, 0].astype(np.int64))
+            self.labels = torch.from_numpy(flat.reshape(-1).astype(np.int64))
         count = 0 if self.labels is None or not len(self.labels) else int(self.labels.max()) + 1
         self.classes = classes or [str(i) for i in range(count)]
 
@@ -75,26 +79,37 @@ class ArraySource(Source):
 
 def read_arrays(path: Path) -> dict[str, ArraySource]:
     """The splits of an .npz file, or the one array of an .npy file."""
-    try:
-        if path.suffix == ".npy":
-            return {"train": ArraySource(np.load(path, mmap_mode="r"), None, name=str(path))}
-        with np.load(path) as archive:
-            keys = list(archive.keys())
-        found = {}
-        for split, (pictures, labels) in _NAMES.items():
-            x = next((key for key in pictures if key in keys), None)
-            y = next((key for key in labels if key in keys), None)
-            if x is not None:
-                kept = None if y is None else _member(path, y)
-                found[split] = ArraySource(_member(path, x), kept, name=str(path))
-    except (OSError, zipfile.BadZipFile, EOFError) as error:
-        raise ValueError(f"{path}: not a readable {path.suffix} file ({error})") from None
+    if path.suffix == ".npy":
+        return {"train": ArraySource(_readable(path, _mapped), None, name=str(path))}
+    keys, found = _readable(path, _keys), {}
+    for split, (pictures, labels) in _NAMES.items():
+        x = next((key for key in pictures if key in keys), None)
+        y = next((key for key in labels if key in keys), None)
+        if x is not None:
+            kept = None if y is None else _readable(path, _member, y)
+            found[split] = ArraySource(_readable(path, _member, x), kept, name=str(path))
     if "train" not in found:
         raise ValueError(
             f"{path}: found the arrays {', '.join(keys) or 'none'}; need x_train (and y_train, "
             f"x_test, y_test), or images and labels"
         )
     return found
+
+
+def _readable(path: Path, read: Callable[..., Any], *more: str) -> Any:
+    try:
+        return read(path, *more)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path}: not a readable {path.suffix} file ({error})") from None
+
+
+def _mapped(path: Path) -> np.ndarray:
+    return np.lib.format.open_memmap(path, mode="r")
+
+
+def _keys(path: Path) -> list[str]:
+    with zipfile.ZipFile(path) as archive:
+        return [name.removesuffix(".npy") for name in archive.namelist()]
 
 
 def _member(path: Path, key: str) -> np.ndarray:

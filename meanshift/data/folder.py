@@ -51,8 +51,13 @@ def splits(root: Path) -> dict[str, Path]:
 
 
 def _pictures(root: Path) -> list[Path]:
-    found = []
-    for folder, subfolders, files in os.walk(root):
+    found, seen = [], set[str]()
+    for folder, subfolders, files in os.walk(root, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:  # a link that leads back
+            subfolders.clear()
+            continue
+        seen.add(real)
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         for name in files:
             if Path(name).suffix.lower() in SUFFIXES and not name.startswith("."):

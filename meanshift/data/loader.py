@@ -59,12 +59,7 @@ def batches(
     pin_memory: bool = False,
 ) -> Iterator[Batch]:
     """The batches of steps `start` to `stop`; a step's batch depends on nothing but its number."""
-    steps = len(source) // batch_size
-    if not steps:
-        raise ValueError(
-            f"{source.name}: {len(source)} pictures do not fill one batch of {batch_size}; "
-            f"use --train.batch_size {max(2, len(source) // 4)} or fewer"
-        )
+    steps_an_epoch(source, batch_size)
     loader = DataLoader(
         _Reader(source, crop, seed),
         batch_size=None,
@@ -75,6 +70,16 @@ def batches(
         generator=torch.Generator(),  # its base seed must not come from the global generator
     )
     return iter(loader)
+
+
+def steps_an_epoch(source: Source, batch_size: int) -> int:
+    """Whole batches in a source; an incomplete one is left to later epochs."""
+    if len(source) < batch_size:
+        raise ValueError(
+            f"{source.name}: {len(source)} pictures do not fill one batch of {batch_size}; "
+            f"use --train.batch_size {max(2, len(source) // 4)} or fewer"
+        )
+    return len(source) // batch_size
 
 
 Request = tuple[int, int, Tensor]  # step, epoch, ids

@@ -93,6 +93,10 @@ class Cut(Source):
     ) -> UInt8[Tensor, "batch height width channels"]:
         return self.whole.gather(self.indices[indices])
 
+    def fingerprint(self) -> str:
+        both = super().fingerprint() + self.whole.fingerprint()
+        return hashlib.sha256(both.encode()).hexdigest()[:16]
+
 
 def hold_out(source: Source, share: float, *, seed: int) -> tuple[Source, Source]:
     """Cut a source in two, keeping the proportions of its classes: (the rest, the share)."""

@@ -32,9 +32,16 @@ def knn_accuracy(
     chunk: int = 1024,
 ) -> dict[str, float]:
     """Top-1 accuracy in percent for each k, by cosine similarity: `{"1-NN": ..., "20-NN": ...}`."""
-    most = max(ks)
-    if most > len(train):
-        raise ValueError(f"k={most} neighbours among {len(train)} pictures; use a smaller k")
+    known, asked = train_labels >= 0, test_labels >= 0
+    if not (known.all() and asked.all()):  # unlabelled pictures neither vote nor are judged
+        train, train_labels = train[known], train_labels[known]
+        test, test_labels = test[asked], test_labels[asked]
+    most = max(ks, default=0)
+    if not ks or min(ks) < 1 or most > len(train) or not len(test):
+        raise ValueError(
+            f"k-NN with k = {', '.join(map(str, ks)) or 'none'} on {len(train)} labelled pictures "
+            f"and {len(test)} to judge; need k from 1 to {len(train)}, and some to judge"
+        )
     classes = int(torch.cat([train_labels, test_labels]).max()) + 1
     train, right = F.normalize(train, dim=1), dict.fromkeys(ks, 0)
     for part, truth in zip(test.split(chunk), test_labels.split(chunk), strict=True):
@@ -66,25 +73,25 @@ class KNNMonitor:
         self.image_size = image_size
 
     def __call__(self, backbone: nn.Module) -> dict[str, float]:
-        return _judge(backbone, self.train, self.held_out, self.image_size, ks=(1, 20))
+        ks = _usual_ks(self.train)
+        return _judge(backbone, self.train, self.held_out, self.image_size, ks=ks)
 
 
 def evaluate_knn(
-    weights: Path, *, source: str | None = None, ks: Sequence[int] = (1, 20)
+    weights: Path, *, source: str | None = None, ks: Sequence[int] | None = None
 ) -> tuple[dict[str, Any], Path]:
     """Judge a run on a labelled source (default: its own): the result and where it was written."""
     run, config = run_of(weights)
     backbone = load_encoder(weights)
     spec = source or config.data.source
-    train, held = train_and_held_out(
-        spec, config.data.held_out if source is None else "auto", seed=0
-    )
+    kept = config.data.held_out if spec == config.data.source else "auto"
+    train, held = train_and_held_out(spec, kept, seed=config.train.seed)
     if held is None or train.labels is None or held.labels is None:
         raise ValueError(
             f"{spec}: k-NN needs labels and a second part to judge with; give class folders inside "
             f"train/ and val/, or at least 100 labelled pictures"
         )
-    figures = _judge(backbone, train, held, config.data.image_size, ks=ks)
+    figures = _judge(backbone, train, held, config.data.image_size, ks=ks or _usual_ks(train))
     sizes = {"train": len(train), "test": len(held)}
     result = {"figures": figures, "card": card("knn", spec, sizes, fingerprint(backbone), config)}
     return result, Journal.open(run).save_result("knn", result)
@@ -116,6 +123,11 @@ def compare_with_baselines(
     }
 
 
+def _usual_ks(train: Source) -> list[int]:
+    """The paper's 1 and 20, as far as there are so many pictures."""
+    return [k for k in (1, 20) if k <= len(train)]
+
+
 def _judge(
     backbone: nn.Module, train: Source, test: Source, image_size: int, *, ks: Sequence[int]
 ) -> dict[str, float]:
@@ -124,5 +136,4 @@ def _judge(
     features = [
         extract(backbone, part, image_size=image_size, device=device) for part in (train, test)
     ]
-    ks = [k for k in ks if k <= len(train)]
     return knn_accuracy(features[0], train.labels, features[1], test.labels, ks=ks)
