@@ -36,7 +36,7 @@ def collapse(*, agreement: float, rank: float, spread: float, same_view: bool) -
     directions are left. Healthy runs agree less while their rank is low, and gain rank before they
     agree that much. The positive control is `views.same_view`: agreement 0.98 at a rank of 2.
     """
-    constant, trivial = spread < 0.1, agreement > 0.95 and rank < 4
+    constant, trivial = spread < 0.1, agreement > 0.95 and rank < 6
     if not constant and not trivial:
         return None
     cause = (
