@@ -295,11 +295,9 @@ def test_extreme_shapes_fall_back_to_torchvisions_central_crop(height, width):
 def test_fallback_of_an_allowed_shape_is_the_whole_picture():
     picture = torch.tensor([10]), torch.tensor([11])
     whole = replace(PLAIN, crop_area=(1.0, 1.0))
-    u = torch.ones(1, 35).double() * 0.999  # a ratio near 4/3 does not fit in any attempt
 
     class Fixed(Address):
-        def uniform(self):
-            return u
+        uniform = torch.ones(1, 35).double() * 0.999  # a ratio near 4/3 never fits
 
     box = augment.draw_boxes(whole, Fixed(0, 0, torch.arange(1), 0), *picture)
     assert box.tolist() == [[0, 0, 10, 11]]
