@@ -69,6 +69,13 @@ class Journal:
         with (self.folder / name).open("a") as file:
             file.write(json.dumps(record) + "\n")
 
+    def settle(self) -> None:
+        """Force the lines to the disk, so that a checkpoint never outlives what led to it."""
+        for name in ("metrics.jsonl", "warnings.jsonl"):
+            if (self.folder / name).exists():
+                with (self.folder / name).open("rb") as file:
+                    os.fsync(file.fileno())
+
     def warn(self, step: int, kind: str, message: str, **more: str) -> None:
         """Add a line to warnings.jsonl."""
         self.append("warnings.jsonl", {"step": step, "kind": kind, "message": message, **more})

@@ -87,7 +87,9 @@ def cifar10_r18() -> Config:
         views=Views(blur=0.0),
         encoder=Encoder(name="resnet18", stem="small"),
         method=Method(bank_size=16_384, same_image="skip", search_filled_only=True),
-        train=Train(epochs=200, lr=0.06, weight_decay=5e-4, warmup_epochs=5, lr_schedule="step"),
+        train=Train(
+            lr=0.06, weight_decay=5e-4, warmup_epochs=5, lr_schedule="step", save_every=0.2
+        ),
     )
 
 
@@ -161,4 +163,5 @@ def _imagenet(target: Strength, online: Strength, *, k: int) -> Config:
         data=Data(source="imagenet", image_size=224),
         views=Views(target=target, online=online),
         method=Method(name="msf" if k > 1 else "byol", k=k),
+        train=Train(save_every=0.1),
     )

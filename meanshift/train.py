@@ -107,6 +107,7 @@ def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None)
             "count": tally.count,
             "bad": list(bad.known.items()),
         }
+        journal.settle()
         checkpoint.save(journal.checkpoints, state, keep_steps=train.keep_every * schedule.steps)
 
     if start == 0 and 0 in moments:
