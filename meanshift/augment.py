@@ -41,7 +41,6 @@ class Address:
 
     @functools.cached_property
     def uniform(self) -> Float[Tensor, "batch 35"]:
-        """All the random numbers of these views, drawn once."""
         return keyed.uniform(self.seed, self.epoch, self.ids, self.stream, _COLUMNS)
 
 
@@ -199,8 +198,7 @@ def turn_hue(
     )
     turn = sector.div_(6).add_(shift[:, None, None] + 1)  # in circles, and never negative
     # The inverse transform in closed form: a channel falls from `value` by up to `chroma`.
-    offsets = torch.tensor([5 / 6, 3 / 6, 1 / 6], device=pictures.device)[:, None, None]
-    fall = (turn[:, None] + offsets).frac_().mul_(6)
+    fall = (turn[:, None] + _constant((5 / 6, 3 / 6, 1 / 6), pictures.device)).frac_().mul_(6)
     fall = torch.minimum(fall, 4 - fall).clamp_(0, 1)
     return value[:, None] - chroma[:, None] * fall
 
@@ -236,8 +234,7 @@ def normalise(
     pictures: Float[Tensor, "batch channels height width"],
 ) -> Float[Tensor, "batch channels height width"]:
     """Values in [0, 1] to ImageNet's zero mean and unit deviation."""
-    mean = pictures.new_tensor(MEAN)[:, None, None]
-    return (pictures - mean) / pictures.new_tensor(DEVIATION)[:, None, None]
+    return (pictures - _constant(MEAN, pictures.device)) / _constant(DEVIATION, pictures.device)
 
 
 @dataclass(frozen=True)
@@ -252,14 +249,11 @@ class TwoViews:
         self, pictures: list[UInt8[Tensor, "channels _ _"]], epoch: int, ids: Int[Tensor, " batch"]
     ) -> list[UInt8[Tensor, "batch channels size size"]]:
         """The crops of large pictures of any sizes, in a loader worker: decoded once, cut twice."""
-        sizes = torch.tensor([picture.shape[1:] for picture in pictures])
-        crops = []
+        sizes, crops = torch.tensor([picture.shape[1:] for picture in pictures]), []
         for stream, _ in self._roles():
             boxes = draw_boxes(self.views, Address(self.seed, epoch, ids, stream), *sizes.unbind(1))
-            cut = [
-                TF.resized_crop(picture, *box, [self.size, self.size], antialias=True)
-                for picture, box in zip(pictures, boxes.tolist(), strict=True)
-            ]
+            pairs, square = zip(pictures, boxes.tolist(), strict=True), [self.size, self.size]
+            cut = [TF.resized_crop(one, *box, square, antialias=True) for one, box in pairs]
             crops.append(torch.stack(cut))
         return crops
 
@@ -289,6 +283,12 @@ class TwoViews:
     def _roles(self) -> list[tuple[int, Strength]]:
         online: tuple[int, Strength] = (keyed.ONLINE, self.views.online)
         return [online] if self.views.same_view else [(keyed.TARGET, self.views.target), online]
+
+
+@functools.cache
+def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """One value a channel, sent to the device once: a copy in each batch would wait for it."""
+    return torch.tensor(values, device=device)[:, None, None]
 
 
 def _resampling(

@@ -126,19 +126,20 @@ def nearest(
     """The rows with the largest inner products, nearest first; see `MemoryBank.search`."""
     # The whole product must stay in the precision of the rows: autocast would copy them all.
     with torch.autocast(queries.device.type, enabled=False):
-        queries = queries.to(rows.dtype)
         precise = torch.promote_types(rows.dtype, torch.float32)
+        queries = queries.to(precise)  # rows in half precision are compared in full, by the chunk
         best = queries.new_full((len(queries), count), -torch.inf, dtype=precise)
         slots = torch.zeros_like(best, dtype=torch.int64)
-        room = chunk_bytes // (max(1, len(queries)) * rows.element_size())
+        copied = 0 if rows.dtype == precise else rows.shape[1]
+        room = chunk_bytes // ((max(1, len(queries)) + copied) * queries.element_size())
         for start, stop in _chunks(len(rows), max(_BLOCK, room // _BLOCK * _BLOCK)):
-            similarity = queries @ rows[start:stop].T
+            similarity = queries @ rows[start:stop].to(precise).T
             if leave_out is not None:
                 _hide(similarity, leave_out - start)
             if skip is not None:
                 similarity.masked_fill_(skip[0][:, None] == skip[1][start:stop], -torch.inf)
             found, where = _top(similarity, min(count, stop - start))
-            best, order = torch.cat([best, found.to(precise)], 1).topk(count)
+            best, order = torch.cat([best, found], 1).topk(count)
             slots = torch.cat([slots, where + start], 1).gather(1, order)
     return slots, best
 

@@ -30,11 +30,13 @@ STEP = Config(
 
 def bench_step(config: Config, *, rounds: int) -> str:
     """The share of each phase of a step, and its cost against its two bare encoders."""
+    if rounds < 1:
+        raise ValueError(f"--rounds: got {rounds}, need 1 or more")
+    if config.method.symmetric:
+        raise ValueError("bench step measures the asymmetric step; leave --method.symmetric out")
     contender = _Contender(config)
     bare, whole = _Laps(), _Laps()
     contender.step(_Laps())  # the first step allocates
-    if rounds < 1:
-        raise ValueError(f"--rounds: got {rounds}, need 1 or more")
     for _ in range(rounds):  # turn by turn, so that a noisy machine is noisy to both
         contender.bare_step(bare)
         contender.step(whole)

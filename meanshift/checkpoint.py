@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from meanshift.journal import whole_file
 
 FORMAT = 1
 
@@ -15,7 +16,8 @@ def save(folder: Path, state: dict[str, Any], *, keep_steps: int = 0) -> Path:
     """Write the state of a step, then drop all but the last two and every `keep_steps`-th."""
     path = folder / f"step-{state['step']:09d}.pt"
     write(path, {"format": FORMAT, **state})
-    for old in _newest_first(folder)[2:]:
+    # Only what led to this step counts: a damaged file from beyond must not push a whole one out.
+    for old in [past for past in _newest_first(folder) if _step(past) <= state["step"]][2:]:
         if not keep_steps or _step(old) % keep_steps:
             old.unlink()
     return path
@@ -23,29 +25,22 @@ def save(folder: Path, state: dict[str, Any], *, keep_steps: int = 0) -> Path:
 
 def write(path: Path, state: dict[str, Any]) -> None:
     """`torch.save`, but the file appears whole or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with beside.open("wb") as file:
+        with whole_file(path) as file:
             torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-        _sync_folder(path.parent)
     except (OSError, RuntimeError) as error:
         raise OSError(
             f"{path}: could not be written ({error}); what was saved before it is untouched: "
             f"make room and type the same command again"
         ) from error
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def read(path: Path) -> dict[str, Any]:
     """A file's tensors and plain values; nothing in it is ever executed."""
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a cut or foreign file fails in many ways
-        reason = str(error).splitlines()[0].partition(". ")[0]
+        reason = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0]
         raise ValueError(f"{path}: not a whole meanshift file ({reason})") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise ValueError(f"{path}: not a meanshift file of format {FORMAT}")
@@ -75,13 +70,3 @@ def _newest_first(folder: Path) -> list[Path]:
 
 def _step(path: Path) -> int:
     return int(path.stem.removeprefix("step-"))
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename durable, where the system can open folders."""
-    if hasattr(os, "O_DIRECTORY"):
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

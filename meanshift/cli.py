@@ -15,6 +15,7 @@ from meanshift.config import Config, settings
 from meanshift.recipes import RECIPES, describe, recipe
 
 if TYPE_CHECKING:
+    from meanshift.data import Source
     from meanshift.train import Monitor
 
 
@@ -36,6 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"meanshift: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("meanshift: interrupted", file=sys.stderr)
+        return 130
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -145,8 +149,8 @@ def _monitor(config: Config) -> Monitor | None:
     train, held = train_and_held_out(
         config.data.source, config.data.held_out, seed=config.train.seed
     )
-    if held is None or train.labels is None or held.labels is None:
-        why = "no labels" if train.labels is None else "nothing held out"
+    if held is None or not _labelled(train) or not _labelled(held):
+        why = "nothing held out" if held is None and _labelled(train) else "no labels"
         print(
             f"{train.name}: {len(train)} pictures, {why}: no k-NN while training", file=sys.stderr
         )
@@ -159,13 +163,18 @@ def _monitor(config: Config) -> Monitor | None:
     return KNNMonitor(train, held, image_size=config.data.image_size)
 
 
+def _labelled(source: Source) -> bool:
+    return source.labels is not None and bool((source.labels >= 0).any())
+
+
 def _demo(given: argparse.Namespace) -> int:
-    from meanshift.evaluate.knn import compare_with_baselines
+    from meanshift.evaluate.knn import comparable, compare_with_baselines
     from meanshift.journal import Journal
     from meanshift.train import build_method
     from meanshift.weights import load_encoder
 
     config = _configure(given, recipe("demo"))
+    comparable(config)  # before minutes of training
     code = _train(config, given.out)
     if code:
         return code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -190,7 +191,8 @@ class Train:
         need(self.batch_size >= 2, "train.batch_size", self.batch_size, "2 or more (batch norm)")
         for name in ("lr", "save_every"):
             value = getattr(self, name)
-            need(value > 0, f"train.{name}", value, "above 0")
+            need(0 < value < math.inf, f"train.{name}", value, "above 0")
+        need(0 <= self.seed < 2**63, "train.seed", self.seed, "0 up to below 2^63")
         for name in (
             "sgd_momentum",
             "weight_decay",
@@ -271,7 +273,7 @@ class Config:
 HARMLESS = frozenset(
     f"{group}.{name}"
     for group, names in {
-        "data": ("workers", "bad_share"),
+        "data": ("source", "workers", "bad_share"),
         "train": (
             "device",
             "save_every",
@@ -283,7 +285,8 @@ HARMLESS = frozenset(
     }.items()
     for name in names
 )
-"""Settings that may change when a run is continued: none of them alters a weight."""
+"""Settings that may change when a run is continued. The pictures have a fingerprint of their own,
+and a change of device or precision is told."""
 
 
 def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:

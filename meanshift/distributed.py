@@ -7,13 +7,6 @@ import os
 from torch import distributed
 
 
-def rank() -> int:
-    """This process's number; 0 when there is only one."""
-    return (
-        distributed.get_rank() if distributed.is_initialized() else int(os.environ.get("RANK", 0))
-    )
-
-
 def world_size() -> int:
     """How many processes run this program together, as `torchrun` tells it."""
     if distributed.is_initialized():

@@ -84,14 +84,15 @@ class _ScaledResNet(ResNet):
         self._width = settings.width
         super().__init__(block, layers)
         first = self._scaled(64)
-        if settings.stem == "imagenet":
-            self.conv1 = nn.Conv2d(3, first, 7, stride=2, padding=3, bias=False)
-        else:
-            stride = 2 if settings.stem == "small-stride2" else 1
-            self.conv1 = nn.Conv2d(3, first, 3, stride=stride, padding=1, bias=False)
+        if settings.stem != "imagenet" or first != 64:
+            side, stride = {"imagenet": (7, 2), "small": (3, 1), "small-stride2": (3, 2)}[
+                settings.stem
+            ]
+            self.conv1 = nn.Conv2d(3, first, side, stride=stride, padding=side // 2, bias=False)
+            nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
+            self.bn1 = nn.BatchNorm2d(first)
+        if settings.stem != "imagenet":
             self.maxpool: nn.Module = nn.Identity()
-        nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
-        self.bn1 = nn.BatchNorm2d(first)
         self.fc: nn.Module = nn.Identity()
         self.features = self.inplanes
 

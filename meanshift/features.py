@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from jaxtyping import Float, Int
@@ -27,20 +28,14 @@ def extract(
     batch_size: int = 256,
 ) -> Float[Tensor, "n features"]:
     """The network's output for every picture of a source, in order, in float32 on the CPU."""
-    layout, bad = memory_format(network), list[Unreadable]()
-    modes = {module: module.training for module in network.modules()}
-    network.eval()
-    try:
-        parts = []
+    layout, bad, parts = memory_format(network), list[Unreadable](), []
+    with judged(network):
         for indices in torch.arange(len(source)).split(batch_size):
             pictures = prepare(source, indices, image_size, bad).to(device, non_blocking=True)
             with autocast(device, precision):
                 parts.append(
                     network(normalise(pictures).contiguous(memory_format=layout)).float().cpu()
                 )
-    finally:
-        for module, training in modes.items():
-            module.training = training
     if bad:
         warnings.warn(
             f"{source.name}: {len(bad)} of {len(source)} pictures cannot be read and count as grey "
@@ -48,6 +43,18 @@ def extract(
             stacklevel=2,
         )
     return torch.cat(parts)
+
+
+@contextmanager
+def judged(network: nn.Module) -> Iterator[nn.Module]:
+    """A network in eval mode for a while; each of its parts gets its own mode back."""
+    modes = {module: module.training for module in network.modules()}
+    network.eval()
+    try:
+        yield network
+    finally:
+        for module, training in modes.items():
+            module.training = training
 
 
 def prepare(
@@ -59,12 +66,15 @@ def prepare(
     """Pictures as they are judged: small ones of one size as they are, others cut from the centre.
 
     The short side is resized to 256/224 of `image_size` and the centre taken (256 and 224 in the
-    authors' code). Small arrays keep their own size. An unreadable picture raises, or where a list
+    authors' code). Small arrays keep their own size, or are enlarged to
+    `image_size`. An unreadable picture raises, or where a list
     `bad` is given it is added there and counts as a grey one.
     """
     if source.uniform:
         pictures = source.gather(indices).permute(0, 3, 1, 2)
         if max(pictures.shape[2:]) <= max(image_size, 64):
+            if max(pictures.shape[2:]) < image_size:  # trained enlarged, so judged enlarged
+                pictures = TF.resize(pictures, [image_size, image_size], antialias=True)
             return pictures.float().div_(255)
         unbound: Iterable[Tensor] = pictures.unbind(0)
     else:

@@ -10,6 +10,8 @@ from torch import Tensor
 @torch.no_grad()
 def effective_rank(embeddings: Float[Tensor, "batch dim"]) -> float:
     """exp(entropy) of the centred embeddings' spectrum: how many directions are really in use."""
+    if not embeddings.isfinite().all():
+        return 0.0
     centred = embeddings.float() - embeddings.float().mean(0)
     energy = torch.linalg.svdvals(centred).square()
     if float(energy.sum()) <= 1e-12 * embeddings.numel():

@@ -12,10 +12,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from meanshift.config import HARMLESS, Config, differences
 
@@ -36,13 +37,14 @@ class Journal:
         known = folder / "config.json"
         if known.exists():
             _refuse_other_settings(folder, _read_config(known), config)
-        elif folder.exists() and any(folder.iterdir()):
+        elif folder.exists() and any(not held.name.startswith(".") for held in folder.iterdir()):
             raise ValueError(
                 f"{folder}: holds files but no config.json, so it is no run; choose another --out"
             )
-        for part in (folder, journal.checkpoints, journal.snapshots, journal.results):
-            part.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         write_atomically(known, config.to_json())
+        for part in (journal.checkpoints, journal.snapshots, journal.results):
+            part.mkdir(exist_ok=True)
         here = folder / "environment.json"
         earlier = json.loads(here.read_text()) if here.exists() else None
         sessions = [] if earlier is None else [*earlier.pop("earlier"), earlier]
@@ -125,15 +127,28 @@ def environment() -> dict[str, Any]:
     }
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write beside, flush to the disk, then rename: a reader sees the old file or the new one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+def write_atomically(path: Path, content: str) -> None:
+    """Write a text file whole or not at all."""
+    with whole_file(path) as file:
+        file.write(content.encode())
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write beside `path`; only when all of it is on the disk does it take its place."""
+    beside = path.with_name(f".{path.name}.part")
     try:
         with beside.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
+        if hasattr(os, "O_DIRECTORY"):  # make the rename durable, where folders can be opened
+            handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
     finally:
         beside.unlink(missing_ok=True)
 

@@ -13,8 +13,13 @@ def pick_device(wish: str) -> torch.device:
         device = torch.device(wish)
     except RuntimeError:
         raise ValueError(f"train.device: got {wish!r}, need auto, cpu, cuda or cuda:N") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("train.device: got cuda, but torch sees no GPU here; use auto or cpu")
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"train.device: got {wish!r}, need auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"train.device: got {wish!r}, but torch sees {torch.cuda.device_count()} GPUs here; "
+            f"use auto or cpu"
+        )
     return device
 
 

@@ -12,7 +12,7 @@ def imagenet_r50() -> Config:
     """The paper's main model, MSF w/s with a bank of 128K: ResNet-50, 200 epochs of ImageNet.
 
     command: meanshift pretrain imagenet-r50 --data IMAGENET --out runs/r50 --data.workers 16
-    hardware: one 80 GB GPU, or four of 11 GB (the authors used four RTX 2080 Ti)
+    hardware: one GPU of 40 GB or more (the authors used four of 11 GB)
     time: about 7 days on the authors' four GPUs; not run here
     result: the paper's: linear 72.1, NN 62.0, 20-NN 65.2; not run here
     """
@@ -41,10 +41,10 @@ def imagenet_r50_ww() -> Config:
     return _imagenet("weak", "weak", k=5)
 
 
-def imagenet_r50_byol() -> Config:
+def imagenet_r50_byol_ss() -> Config:
     """BYOL-asym s/s: the k=1 twin of imagenet-r50-ss.
 
-    command: meanshift pretrain imagenet-r50-byol --data IMAGENET --out runs/byol --data.workers 16
+    command: meanshift pretrain imagenet-r50-byol-ss --data IMAGENET --out runs/byol-ss
     hardware: as imagenet-r50
     time: as imagenet-r50; not run here
     result: the paper's: linear 69.3, NN 55.0, 20-NN 59.2; not run here
@@ -121,12 +121,18 @@ def demo() -> Config:
     """
     return Config(
         data=Data(source="sample", image_size=32),
-        views=Views(blur=0.0),
-        encoder=Encoder(name="resnet18", stem="small-stride2", width=0.25),
-        method=Method(
-            k_schedule="linear", bank_size=4096, same_image="skip", search_filled_only=True
+        views=Views(
+            crop_area=(0.6, 1.0), jitter_strength=(0.2, 0.2, 0.2, 0.05), gray=0.05, blur=0.0
         ),
-        train=Train(epochs=17, batch_size=128, lr=0.1, lr_schedule="step"),
+        encoder=Encoder(name="resnet10", width=0.5),
+        method=Method(
+            k_schedule="linear",
+            bank_size=4096,
+            momentum=0.996,
+            same_image="skip",
+            search_filled_only=True,
+        ),
+        train=Train(epochs=18, batch_size=128, lr=0.05, lr_schedule="step"),
     )
 
 
@@ -139,7 +145,7 @@ RECIPES: dict[str, Callable[[], Config]] = {
         imagenet_r50,
         imagenet_r50_ss,
         imagenet_r50_ww,
-        imagenet_r50_byol,
+        imagenet_r50_byol_ss,
         imagenet_r50_byol_ws,
         imagenet_r50_byol_ww,
     )

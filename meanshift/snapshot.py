@@ -9,7 +9,7 @@ from meanshift import checkpoint, health, keyed
 from meanshift.bank import nearest
 from meanshift.config import Config
 from meanshift.data import Source
-from meanshift.features import extract
+from meanshift.features import extract, judged
 from meanshift.journal import Journal
 
 
@@ -22,26 +22,39 @@ def snapshot_epochs(epochs: int, count: int) -> set[int]:
 
 def take_snapshot(
     journal: Journal,
-    backbone: nn.Module,
+    encoder: nn.Module,
     source: Source,
     config: Config,
     epoch: int,
     precision: torch.dtype,
 ) -> dict[str, float]:
     """Write a moment and return what it tells: rank of the features, neighbours that stayed."""
+    backbone, projector = encoder.get_submodule("backbone"), encoder.get_submodule("projector")
+    device = next(encoder.parameters()).device
     indices = keyed.choose(config.train.seed, len(source), config.train.probe_size, keyed.PROBE)
     features = extract(
         backbone,
         source.take(indices),
         image_size=config.data.image_size,
-        device=next(backbone.parameters()).device,
+        device=device,
         precision=precision,
-    ).half()
+    )
+    with torch.no_grad(), judged(projector):
+        embeddings = projector(features.to(device)).cpu()
+    features = features.half()
     whole = backbone.state_dict()
     weights = {name: w.half() if w.is_floating_point() else w for name, w in whole.items()}
     path = journal.snapshots / f"epoch-{epoch:04d}.pt"
     moment = {"format": checkpoint.FORMAT, "epoch": epoch, "indices": indices}
-    checkpoint.write(path, {**moment, "features": features, "weights": weights})
+    checkpoint.write(
+        path,
+        {
+            **moment,
+            "features": features,
+            "embeddings": embeddings.half(),
+            "weights": weights,
+        },
+    )
     told = {"feature_rank": health.effective_rank(features)}
     earlier = [old for old in sorted(journal.snapshots.glob("epoch-*.pt")) if old < path]
     if earlier:

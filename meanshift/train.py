@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from meanshift import checkpoint, distributed, health, keyed
 from meanshift.augment import TwoViews
 from meanshift.config import Config
 from meanshift.console import Console
 from meanshift.data import train_and_held_out
-from meanshift.data.loader import batches, steps_an_epoch
+from meanshift.data.loader import Batch, batches, steps_an_epoch
 from meanshift.encoder import Encoder, memory_format
 from meanshift.journal import Journal
 from meanshift.machine import autocast, pick_device, pick_precision
 from meanshift.methods import MeanShift, build
 from meanshift.optim import Schedule, build_optimizer
 from meanshift.snapshot import snapshot_epochs, take_snapshot
+from meanshift.tally import BadPictures, Tally
 
 Monitor = Callable[[nn.Module], dict[str, float]]
 """Judges the online backbone while it trains: the network in, named figures out."""
@@ -40,6 +42,7 @@ class Stopped(Exception):
 def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None) -> Path:
     """Train or continue the run in `out`; the same config gives the same bits, however interrupted.
 
+    >>> from meanshift.recipes import recipe
     >>> pretrain(recipe("small").with_overrides({"data.source": "photos"}), "runs/photos")
     """
     _refuse_many_processes()
@@ -64,7 +67,8 @@ def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None)
         "threads": torch.get_num_threads(),
     }
     journal = Journal.begin(Path(out), config, extra=machine)
-    tally, bad, start = _Tally(), _BadPictures(config.data.bad_share, len(source)), 0
+    tally, bad, start = Tally(), BadPictures(config.data.bad_share, len(source)), 0
+    noted = list[tuple[str, str]]()
     state, unreadable = checkpoint.latest(journal.checkpoints)
     if state is not None:
         _refuse_other_pictures(journal, state["source"], fingerprint, len(source))
@@ -73,13 +77,16 @@ def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None)
         scaler.load_state_dict(state["scaler"])
         tally.sums, tally.count, bad.known = state["sums"], state["count"], dict(state["bad"])
         start = state["step"]
-    journal.rewind(start)
+        noted = [("checkpoint", f"{wrong}; going back to step {start}") for wrong in unreadable]
+        if state["machine"] != machine:
+            noted += [("machine", f"continues with {machine} after {state['machine']}: other bits")]
+    journal.rewind(start if state is not None else -1)
     console = Console(schedule, start, train.batch_size)
-    for message in unreadable:
-        console.say(f"warning: {message}; going back to step {start}")
-        journal.warn(start, "checkpoint", message)
+    for kind, message in noted:
+        console.say(f"warning: {message}")
+        journal.warn(start, kind, message)
     alarmed = any(warning["kind"] == "collapse" for warning in journal.read("warnings.jsonl"))
-    events = _tensorboard(journal) if train.tensorboard else None
+    events = _tensorboard(journal, start) if train.tensorboard else None
 
     def record(kind: str, step: int, epoch: int, figures: dict[str, Any]) -> None:
         journal.append("metrics.jsonl", {"kind": kind, "step": step, "epoch": epoch, **figures})
@@ -88,18 +95,15 @@ def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None)
                 events.add_scalar(f"{kind}/{name}", value, step)
 
     def keep_moment(step: int, epoch: int) -> None:
-        record(
-            "snapshot",
-            step,
-            epoch,
-            take_snapshot(journal, backbone, source, config, epoch, precision),
-        )
+        told = take_snapshot(journal, method.online, source, config, epoch, precision)
+        record("snapshot", step, epoch, told)
 
     def save(step: int) -> None:
         state = {
             "step": step,
             "config": config.to_dict(),
             "source": fingerprint,
+            "machine": machine,
             "method": method.state_dict(),
             "optimizer": optimizer.state_dict(),
             "scaler": scaler.state_dict(),
@@ -112,8 +116,9 @@ def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None)
 
     if start == 0 and 0 in moments:
         keep_moment(0, 0)
+    done = start
     with _signals() as asked, console:
-        for batch in batches(
+        loaded = batches(
             source,
             two_views.crop,
             batch_size=train.batch_size,
@@ -122,7 +127,8 @@ def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None)
             stop=schedule.total,
             workers=config.data.workers,
             pin_memory=device.type == "cuda",
-        ):
+        )
+        for batch in _until_asked(loaded, asked):
             step, done, epoch = batch.step, batch.step + 1, batch.epoch + 1
             epoch_ends = done % schedule.steps == 0
             bad.count(batch.bad, done, journal, console)
@@ -150,15 +156,14 @@ def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None)
             if done % train.log_every == 0 or epoch_ends:
                 figures = {"lr": schedule.lr(step), "k": method.k, "momentum": method.momentum}
                 figures |= tally.means()
+                _refuse_nonsense(figures["loss"], done, train.lr)
                 if "purity" in figures:  # as the authors' program counts it, beside the paper's
-                    figures["purity_with_self"] = (
-                        1 + (method.k - 1) * figures["purity"]
-                    ) / method.k
+                    others = (method.k - 1) * figures["purity"]
+                    figures["purity_with_self"] = (1 + others) / method.k
                 figures["effective_rank"] = health.effective_rank(told.embeddings)
                 figures["spread"] = health.spread(told.embeddings)
                 record("train", done, epoch, figures | console.speed())
                 console.show(figures)
-                _refuse_nonsense(figures["loss"], done, train.lr)
                 alarm = health.collapse(
                     agreement=figures["agreement"],
                     rank=figures["effective_rank"],
@@ -170,81 +175,31 @@ def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None)
                     console.say(f"warning: {alarm}")
                     journal.warn(done, "collapse", alarm)
             if epoch_ends:
-                if monitor is not None and _monitor_due(epoch, train.monitor_every, train.epochs):
+                if monitor is not None and _due(epoch, train.monitor_every, train.epochs):
                     judged = monitor(backbone)
                     record("monitor", done, epoch, judged)
                     console.show(judged)
                 if epoch in moments:
                     keep_moment(done, epoch)
                 console.end_epoch(epoch)
-            finished = done == schedule.total
-            if asked or finished or _save_due(done, train.save_every * schedule.steps):
+            keep = epoch_ends and _due(epoch, train.keep_every, train.epochs)
+            if keep or _save_due(done, train.save_every * schedule.steps):
                 save(done)
-            if asked and not finished:
-                raise Stopped(asked[0], done)
+        if done < schedule.total:
+            save(done)
+            raise Stopped(asked[0], done)
         bad.report(console)
+        if events is not None:
+            events.close()
     return journal.folder
 
 
 def build_method(config: Config) -> MeanShift:
     """The method of a config with the initial weights that its seed gives."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(keyed.seed_of(config.train.seed, 0, keyed.INITIAL))
         encoder = Encoder(config.encoder, dim=config.method.dim, image_size=config.data.image_size)
         return build(config.method, encoder, seed=config.train.seed)
-
-
-class _Tally:
-    """Sums of what the steps told since the last log line, kept on the device until then."""
-
-    def __init__(self) -> None:
-        self.sums: dict[str, Tensor] = {}
-        self.count = 0
-
-    def add(self, step: Any) -> None:
-        for name in ("loss", "agreement", "purity", "same_image"):
-            value = getattr(step, name)
-            if value is not None:
-                held = self.sums.get(
-                    name, torch.zeros((), dtype=torch.float64, device=value.device)
-                )
-                self.sums[name] = held.to(value.device) + value.detach()
-        self.count += 1
-
-    def means(self) -> dict[str, float]:
-        means = {name: float(total) / self.count for name, total in self.sums.items()}
-        self.sums, self.count = {}, 0
-        return means
-
-
-class _BadPictures:
-    """Unreadable pictures: each is named once, and too many end the run."""
-
-    def __init__(self, share: float, size: int) -> None:
-        self.share, self.size, self.known = share, size, dict[str, str]()
-
-    def count(
-        self, found: list[tuple[str, str]], step: int, journal: Journal, console: Console
-    ) -> None:
-        for title, why in found:
-            if title not in self.known:
-                self.known[title] = why
-                console.say(f"warning: {title} cannot be read ({why}); another picture stands in")
-                journal.warn(step, "bad picture", why, file=title)
-        if len(self.known) > self.share * self.size:
-            listed = "\n".join(f"  {title}: {why}" for title, why in self.known.items())
-            raise ValueError(
-                f"{len(self.known)} of {self.size} pictures cannot be read so far, more than the "
-                f"{self.share:.1%} that are allowed:\n{listed}\n"
-                f"repair or remove them, or raise --data.bad_share"
-            )
-
-    def report(self, console: Console) -> None:
-        if self.known:
-            console.say(
-                f"{len(self.known)} of {self.size} pictures could not be read; others stood in for "
-                f"them, and warnings.jsonl lists them"
-            )
 
 
 @contextmanager
@@ -252,8 +207,14 @@ def _signals() -> Iterator[list[int]]:
     """Collects SIGINT and SIGTERM, so that a step is finished and saved before the run leaves."""
     asked: list[int] = []
     caught = (signal.SIGINT, signal.SIGTERM)
+
+    def ask(number: int, _: object) -> None:
+        asked.append(number)
+        print("stopping after this step, to save it; once more stops at once", file=sys.stderr)
+        signal.signal(number, signal.SIG_DFL)
+
     try:
-        before = [signal.signal(number, lambda got, _: asked.append(got)) for number in caught]
+        before = [signal.signal(number, ask) for number in caught]
     except ValueError:  # not the main thread: whoever owns it decides
         yield asked
         return
@@ -264,13 +225,27 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _monitor_due(epoch: int, every: int, last: int) -> bool:
+def _until_asked(loaded: Iterator[Batch], asked: list[int]) -> Iterator[Batch]:
+    """The batches until a signal came; it ends the loader's workers too, which is no error then."""
+    while not asked:
+        try:
+            batch = next(loaded)
+        except StopIteration:
+            return
+        except RuntimeError:
+            if not asked:
+                raise
+            return
+        yield batch
+
+
+def _due(epoch: int, every: int, last: int) -> bool:
     return epoch == last or bool(every and epoch % every == 0)
 
 
 def _save_due(done: int, every: float) -> bool:
     """Whether a multiple of `every` steps (which may be a fraction) was passed just now."""
-    return math.floor(done / every) > math.floor((done - 1) / every)
+    return math.floor(done / every + 1e-9) > math.floor((done - 1) / every + 1e-9)
 
 
 def _refuse_nonsense(loss: float, step: int, lr: float) -> None:
@@ -297,11 +272,11 @@ def _refuse_many_processes() -> None:
         )
 
 
-def _tensorboard(journal: Journal) -> Any:
+def _tensorboard(journal: Journal, start: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise ValueError(
             "train.tensorboard needs TensorBoard; type: pip install 'meanshift[tensorboard]'"
         ) from None
-    return SummaryWriter(journal.folder / "tensorboard")
+    return SummaryWriter(journal.folder / "tensorboard", purge_step=start + 1)

@@ -17,7 +17,8 @@ FLOORS = (  # from the ground up: a room may import rooms of lower floors only
     "recipes keyed distributed journal machine",
     "data augment encoder bank",
     "methods optim health checkpoint features",
-    "snapshot console",
+    "console",
+    "snapshot tally",
     "train",
     "weights",
     "evaluate bench",
@@ -38,8 +39,8 @@ NARROWER = {  # the rooms for which the plan allows less than every lower floor
     "methods": "config encoder bank distributed",
     "optim": "config",
     "health": "",
-    "checkpoint": "config encoder",
-    "weights": " ".join(FLOORS[: FLOORS.index("snapshot console")]),
+    "checkpoint": "config encoder journal",
+    "weights": " ".join(FLOORS[: FLOORS.index("console")]),
 }
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms.split()}
 APART = ("evaluate",)  # packages whose files may import the package itself but never each other

@@ -99,11 +99,13 @@ def test_the_front_door_lists_the_commands(call, arguments):
 
 
 def test_help_is_instant():
+    """In processor time, which other tests on the same cores do not stretch."""
     taken = []
     for _ in range(3):
-        begun = time.perf_counter()
+        before = os.times()
         assert module("--help", stdout=subprocess.DEVNULL).returncode == 0
-        taken.append(time.perf_counter() - begun)
+        after = os.times()
+        taken.append(sum(after[2:4]) - sum(before[2:4]))
     assert min(taken) < 0.5
 
 

@@ -98,7 +98,12 @@ def test_train_val_and_test_are_splits(tmp_path, make_pictures):
     assert len(train_and_held_out(str(tmp_path), "none", seed=0)[0]) == 5
 
 
-def test_train_alone_is_no_split(tmp_path, make_pictures):
+def test_a_folder_that_holds_only_train_is_that_split(tmp_path, make_pictures):
+    make_pictures(tmp_path, {"train/a": 2, "train/b": 2})
+    assert open_source(str(tmp_path))["train"].classes == ["a", "b"]
+
+
+def test_train_beside_other_folders_is_a_class(tmp_path, make_pictures):
     make_pictures(tmp_path, {"train": 2, "other": 2})
     splits = open_source(str(tmp_path))
     assert list(splits) == ["train"]
@@ -643,11 +648,11 @@ def test_an_unreadable_picture_is_replaced_by_the_same_one_each_time(folder):
     assert index not in ids
 
 
-def test_when_nothing_can_be_read_it_ends(tmp_path):
+def test_when_nothing_can_be_read_every_file_is_named(tmp_path):
     for index in range(4):
         write(tmp_path / f"{index}.jpg", b"")
-    with pytest.raises(ValueError, match=r"could not be read, the first is .*\.jpg"):
-        load(FolderSource(tmp_path), 0, 1)
+    (batch,) = load(FolderSource(tmp_path), 0, 1)
+    assert {title.split("/")[-1] for title, _ in batch.bad} == {f"{i}.jpg" for i in range(4)}
 
 
 def test_too_few_pictures_for_a_batch_is_said(folder):

@@ -121,10 +121,14 @@ def test_a_head_can_be_trained_on_features(network, few):
     assert head.weight.grad is not None
 
 
-@pytest.mark.parametrize(("height", "width"), [(32, 32), (28, 20), (64, 64)])
+def test_arrays_that_were_trained_enlarged_are_judged_enlarged():
+    assert prepare(arrays(2, 32, 28), torch.arange(2), 48).shape == (2, 3, 48, 48)
+
+
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (32, 20), (64, 64)])
 def test_small_arrays_keep_their_own_size(height, width):
     source = arrays(5, height, width)
-    got = prepare(source, torch.tensor([4, 1]), 64)
+    got = prepare(source, torch.tensor([4, 1]), 32)
     assert got.shape == (2, 3, height, width)
     expected = source.pixels[[4, 1]].transpose(0, 3, 1, 2) / np.float32(255)
     assert np.allclose(got.numpy(), expected)

@@ -1,6 +1,7 @@
 """Exactness by real kills: an interrupted run ends in the bits of one that never was."""
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -52,7 +53,7 @@ def finish(photos, out, workers=0):
     return done
 
 
-def interrupt(photos, out, how, *, after_lines, workers=0):
+def interrupt(photos, out, how, *, after_lines, workers=0, group=False):
     """Start, wait until the metrics have grown by some lines, and send a signal."""
     metrics = out / "metrics.jsonl"
 
@@ -62,12 +63,14 @@ def interrupt(photos, out, how, *, after_lines, workers=0):
     before = lines()
     told = out.with_suffix(".stderr")
     with told.open("w") as stderr:
-        process = subprocess.Popen(command(photos, out, workers), stdout=stderr, stderr=stderr)
+        process = subprocess.Popen(
+            command(photos, out, workers), stdout=stderr, stderr=stderr, start_new_session=True
+        )
         deadline = time.monotonic() + 120
         while lines() < before + after_lines and process.poll() is None:
             assert time.monotonic() < deadline, "the run does not get on"
             time.sleep(0.005)
-        process.send_signal(how)
+        (os.killpg if group else os.kill)(process.pid, how)
         return process.wait(timeout=60), told.read_text()
 
 
@@ -112,6 +115,22 @@ def test_a_run_killed_again_and_again_ends_in_the_same_bits(
     for _ in range(2):
         interrupt(photos, out, signal.SIGKILL, after_lines=draw.randint(2, 8), workers=workers)
     finish(photos, out, workers)
+    assert_same(outcome(out), uninterrupted)
+
+
+def test_a_run_killed_before_its_first_checkpoint_ends_in_the_same_bits(
+    photos, uninterrupted, tmp_path
+):
+    interrupt(photos, tmp_path / "run", signal.SIGKILL, after_lines=1)
+    finish(photos, tmp_path / "run")
+    assert_same(outcome(tmp_path / "run"), uninterrupted)
+
+
+def test_sigterm_to_the_whole_group_ends_the_workers_too(photos, uninterrupted, tmp_path):
+    out = tmp_path / "run"
+    code, told = interrupt(photos, out, signal.SIGTERM, after_lines=5, workers=2, group=True)
+    assert code == 128 + signal.SIGTERM and "stopped and saved" in told
+    finish(photos, out, 2)
     assert_same(outcome(out), uninterrupted)
 
 

@@ -47,7 +47,8 @@ class FolderSource(Source):
 def splits(root: Path) -> dict[str, Path]:
     """A folder with `train` and a `val` or `test` inside is those splits; otherwise it is one."""
     inside = {name: root / name for name in ("train", "val", "test") if (root / name).is_dir()}
-    return inside if "train" in inside and len(inside) > 1 else {"train": root}
+    alone = len([held for held in root.iterdir() if not held.name.startswith(".")]) == 1
+    return inside if "train" in inside and (len(inside) > 1 or alone) else {"train": root}
 
 
 def _pictures(root: Path) -> list[Path]:

@@ -94,8 +94,8 @@ class Cut(Source):
         return self.whole.gather(self.indices[indices])
 
     def fingerprint(self) -> str:
-        both = super().fingerprint() + self.whole.fingerprint()
-        return hashlib.sha256(both.encode()).hexdigest()[:16]
+        whole = self.whole.fingerprint().encode()
+        return hashlib.sha256(whole + self.indices.numpy().tobytes()).hexdigest()[:16]
 
 
 def hold_out(source: Source, share: float, *, seed: int) -> tuple[Source, Source]:
@@ -106,6 +106,8 @@ def hold_out(source: Source, share: float, *, seed: int) -> tuple[Source, Source
     for label in labels.unique():
         members = (labels == label).nonzero()[:, 0]
         held[members[rank[members].argsort()[: round(share * len(members))]]] = True
+    if not held.any():  # classes too small for a share of their own
+        held[rank.argsort()[: round(share * len(source))]] = True
     if held.all() or not held.any():
         raise ValueError(
             f"{source.name}: a share of {share:g} of {len(source)} pictures leaves one side empty; "

@@ -18,6 +18,7 @@ from meanshift.data import Source, train_and_held_out
 from meanshift.evaluate import card
 from meanshift.features import extract
 from meanshift.journal import Journal
+from meanshift.machine import pick_device
 from meanshift.weights import fingerprint, load_encoder, run_of
 
 
@@ -82,14 +83,15 @@ def evaluate_knn(
 ) -> tuple[dict[str, Any], Path]:
     """Judge a run on a labelled source (default: its own): the result and where it was written."""
     run, config = run_of(weights)
-    backbone = load_encoder(weights)
+    backbone = load_encoder(weights).to(pick_device(config.train.device))
     spec = source or config.data.source
-    kept = config.data.held_out if spec == config.data.source else "auto"
+    own = Path(spec).absolute() == Path(config.data.source).absolute()
+    kept = config.data.held_out if own else "auto"
     train, held = train_and_held_out(spec, kept, seed=config.train.seed)
     if held is None or train.labels is None or held.labels is None:
         raise ValueError(
-            f"{spec}: k-NN needs labels and a second part to judge with; give class folders inside "
-            f"train/ and val/, or at least 100 labelled pictures"
+            f"{spec}: k-NN needs labels and a part that was held out; give --data with class "
+            f"folders inside train/ and val/, or with at least 100 labelled pictures"
         )
     figures = _judge(backbone, train, held, config.data.image_size, ks=ks or _usual_ks(train))
     sizes = {"train": len(train), "test": len(held)}
@@ -97,15 +99,21 @@ def evaluate_knn(
     return result, Journal.open(run).save_result("knn", result)
 
 
+def comparable(config: Config) -> tuple[Source, Source]:
+    """The training and held-out pictures of a config, if pixels can be compared with features."""
+    kept = config.data.held_out
+    train, held = train_and_held_out(config.data.source, kept, seed=config.train.seed)
+    if held is None or train.labels is None or held.labels is None or not train.uniform:
+        raise ValueError(f"{config.data.source}: need labelled arrays with a held-out part")
+    return train, held
+
+
 def compare_with_baselines(
     config: Config, *, untrained: nn.Module, trained: nn.Module
 ) -> dict[str, Any]:
     """Raw pixels, untrained and trained encoder, by the same k-NN on the same held-out pictures."""
-    train, held = train_and_held_out(
-        config.data.source, config.data.held_out, seed=config.train.seed
-    )
-    if held is None or train.labels is None or held.labels is None or not train.uniform:
-        raise ValueError(f"{config.data.source}: need labelled arrays with a held-out part")
+    train, held = comparable(config)
+    assert train.labels is not None and held.labels is not None
     pixels = [part.gather(torch.arange(len(part))).flatten(1).float() for part in (train, held)]
     mean = pixels[0].mean(0)
     rows = {"raw pixels (centred, cosine)": knn_accuracy(
@@ -125,7 +133,8 @@ def compare_with_baselines(
 
 def _usual_ks(train: Source) -> list[int]:
     """The paper's 1 and 20, as far as there are so many pictures."""
-    return [k for k in (1, 20) if k <= len(train)]
+    assert train.labels is not None
+    return [k for k in (1, 20) if k <= int((train.labels >= 0).sum())]
 
 
 def _judge(

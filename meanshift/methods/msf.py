@@ -99,6 +99,7 @@ class MeanShift(nn.Module):
         labels: Int[Tensor, " batch"] | None = None,
     ) -> Step:
         """Remember u, find its neighbours, and measure how far v is from them."""
+        ids, labels = (t if t is None else t.to(u.device, non_blocking=True) for t in (ids, labels))
         own = self._remember(u, ids, labels)
         return self._judge(v, u, self._nearest(u, own, ids), ids, labels)
 
@@ -133,9 +134,11 @@ class MeanShift(nn.Module):
 
     def _nearest(self, u: Tensor, own: Tensor | None, ids: Tensor | None) -> _Neighbours:
         """The k neighbours of u: u itself first, by construction, then k-1 found in the bank."""
-        if self.k == 1 or self.bank is None:
+        if self.k == 1:
             return _Neighbours(u[:, None], None, None)
-        if self.same_image == "skip" and ids is None:
+        if self.bank is None:
+            raise ValueError(f"k={self.k}, but this was built with k=1 and keeps no bank")
+        if ids is None and self.same_image == "skip":
             raise ValueError("same_image='skip' needs to know the pictures: pass ids to the step")
         slots, similarity = self.bank.search(
             u,
@@ -146,11 +149,8 @@ class MeanShift(nn.Module):
         )
         missing = similarity == -torch.inf  # too few eligible rows: u stands in for them
         rows = torch.where(missing[:, :, None], u[:, None], self.bank.rows[slots].to(u.dtype))
-        return _Neighbours(
-            torch.cat([u[:, None], rows], 1),
-            self.bank.ids[slots].masked_fill(missing, -1),
-            self.bank.labels[slots].masked_fill(missing, -1),
-        )
+        about = (held[slots].masked_fill(missing, -1) for held in (self.bank.ids, self.bank.labels))
+        return _Neighbours(torch.cat([u[:, None], rows], 1), *about)
 
     def _judge(
         self, v: Tensor, u: Tensor, near: _Neighbours, ids: Tensor | None, labels: Tensor | None
