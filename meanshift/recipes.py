@@ -98,8 +98,8 @@ def small() -> Config:
 
     command: meanshift pretrain small --data FOLDER --out runs/mine
     hardware: 2 CPU cores
-    time: SMALL_TIME
-    result: SMALL_RESULT
+    time: about 100 pictures a second without bfloat16: an hour for 4,000 pictures and 100 epochs
+    result: 600 photographs, 50 epochs: 20-NN 21.5 (untrained 23.5): so few teach it nothing
     """
     return Config(
         data=Data(image_size=96, workers=2),
@@ -116,8 +116,8 @@ def demo() -> Config:
 
     command: meanshift demo
     hardware: 2 CPU cores
-    time: DEMO_TIME
-    result: DEMO_RESULT
+    time: 3 minutes without bfloat16 (18 epochs at about 1,100 pictures a second)
+    result: 20-NN 36.5, 1-NN 29.6, means of 3 seeds (untrained 31.0 and 24.5, raw pixels 39.1, 33.7)
     """
     return Config(
         data=Data(source="sample", image_size=32),
