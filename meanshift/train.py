@@ -18,7 +18,7 @@ from meanshift.augment import TwoViews
 from meanshift.config import Config
 from meanshift.console import Console
 from meanshift.data import train_and_held_out
-from meanshift.data.loader import Batch, batches, steps_an_epoch
+from meanshift.data.loader import batches, steps_an_epoch
 from meanshift.encoder import Encoder, memory_format
 from meanshift.journal import Journal
 from meanshift.machine import autocast, pick_device, pick_precision
@@ -116,9 +116,8 @@ def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None)
 
     if start == 0 and 0 in moments:
         keep_moment(0, 0)
-    done = start
     with _signals() as asked, console:
-        loaded = batches(
+        for batch in batches(
             source,
             two_views.crop,
             batch_size=train.batch_size,
@@ -127,8 +126,7 @@ def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None)
             stop=schedule.total,
             workers=config.data.workers,
             pin_memory=device.type == "cuda",
-        )
-        for batch in _until_asked(loaded, asked):
+        ):
             step, done, epoch = batch.step, batch.step + 1, batch.epoch + 1
             epoch_ends = done % schedule.steps == 0
             bad.count(batch.bad, done, journal, console)
@@ -183,11 +181,10 @@ def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None)
                     keep_moment(done, epoch)
                 console.end_epoch(epoch)
             keep = epoch_ends and _due(epoch, train.keep_every, train.epochs)
-            if keep or _save_due(done, train.save_every * schedule.steps):
+            if keep or asked or _save_due(done, train.save_every * schedule.steps):
                 save(done)
-        if done < schedule.total:
-            save(done)
-            raise Stopped(asked[0], done)
+            if asked and done < schedule.total:
+                raise Stopped(asked[0], done)
         bad.report(console)
         if events is not None:
             events.close()
@@ -223,20 +220,6 @@ def _signals() -> Iterator[list[int]]:
     finally:
         for number, handler in zip(caught, before, strict=True):
             signal.signal(number, handler)
-
-
-def _until_asked(loaded: Iterator[Batch], asked: list[int]) -> Iterator[Batch]:
-    """The batches until a signal came; it ends the loader's workers too, which is no error then."""
-    while not asked:
-        try:
-            batch = next(loaded)
-        except StopIteration:
-            return
-        except RuntimeError:
-            if not asked:
-                raise
-            return
-        yield batch
 
 
 def _due(epoch: int, every: int, last: int) -> bool:

@@ -129,7 +129,8 @@ def test_a_run_killed_before_its_first_checkpoint_ends_in_the_same_bits(
 def test_sigterm_to_the_whole_group_ends_the_workers_too(photos, uninterrupted, tmp_path):
     out = tmp_path / "run"
     code, told = interrupt(photos, out, signal.SIGTERM, after_lines=5, workers=2, group=True)
-    assert code == 128 + signal.SIGTERM and "stopped and saved" in told
+    assert code == 128 + signal.SIGTERM, told
+    assert "stopped and saved" in told
     finish(photos, out, 2)
     assert_same(outcome(out), uninterrupted)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -67,6 +68,7 @@ def batches(
         num_workers=0 if source.uniform else workers,
         prefetch_factor=2 if workers and not source.uniform else None,
         pin_memory=pin_memory,
+        worker_init_fn=_leave_signals_to_the_run,
         generator=torch.Generator(),  # its base seed must not come from the global generator
     )
     return iter(loader)
@@ -80,6 +82,12 @@ def steps_an_epoch(source: Source, batch_size: int) -> int:
             f"use --train.batch_size {max(2, len(source) // 4)} or fewer"
         )
     return len(source) // batch_size
+
+
+def _leave_signals_to_the_run(_: int) -> None:
+    """Ctrl-C and schedulers signal the whole group; a worker must outlive the step being saved."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 Request = tuple[int, int, Tensor]  # step, epoch, ids
