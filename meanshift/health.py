@@ -31,14 +31,16 @@ def stability(before: Int[Tensor, "n k"], now: Int[Tensor, "n k"]) -> float:
     return float((before[:, :, None] == now[:, None, :]).any(2).float().mean())
 
 
-def collapse(*, agreement: float, rank: float, spread: float, same_view: bool) -> str | None:
+def collapse(
+    *, agreement: float, rank: float, spread: float, dim: int, same_view: bool
+) -> str | None:
     """A warning with its likely cause when the embeddings have lost their variety, else None.
 
-    Two kinds: all embeddings are one (no spread), or the views are predicted perfectly because few
-    directions are left. Healthy runs agree less while their rank is low, and gain rank before they
-    agree that much. The positive control is `views.same_view`: agreement 0.98 at a rank of 2.
+    Two kinds: all embeddings are one (no spread), or the views are predicted perfectly while few of
+    the `dim` directions are in use. Healthy runs agree less as long as their rank is low. The
+    positive control is `views.same_view`; its figures are in docs/log.md.
     """
-    constant, trivial = spread < 0.1, agreement > 0.95 and rank < 6
+    constant, trivial = spread < 0.1, agreement > 0.95 and rank < min(16, dim / 4)
     if not constant and not trivial:
         return None
     cause = (

@@ -166,6 +166,7 @@ def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None)
                     agreement=figures["agreement"],
                     rank=figures["effective_rank"],
                     spread=figures["spread"],
+                    dim=method.dim,
                     same_view=config.views.same_view,
                 )
                 if alarm and not alarmed:

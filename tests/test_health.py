@@ -60,25 +60,25 @@ def test_stability_is_the_share_of_neighbours_kept_in_any_order():
 @pytest.mark.parametrize(("rank", "wide"), [(20.0, 0.9), (3.0, 0.2)])
 def test_no_alarm_on_healthy_embeddings(rank, wide):
     for same_view in (False, True):
-        assert collapse(agreement=0.9, rank=rank, spread=wide, same_view=same_view) is None
+        assert collapse(agreement=0.9, rank=rank, spread=wide, dim=64, same_view=same_view) is None
 
 
 @pytest.mark.parametrize(
     ("agreement", "rank", "wide"), [(0.5, 20.0, 0.01), (0.98, 2.1, 0.9), (0.0, 0.0, 0.0)]
 )
 def test_alarm_on_either_sign(agreement, rank, wide):
-    alarm = collapse(agreement=agreement, rank=rank, spread=wide, same_view=False)
+    alarm = collapse(agreement=agreement, rank=rank, spread=wide, dim=64, same_view=False)
     assert alarm is not None and alarm.startswith("collapse")
     assert f"{agreement:.2f}" in alarm and f"{wide:.2f}" in alarm and f"{rank:.1f}" in alarm
 
 
 def test_a_good_model_may_agree_nearly_perfectly():
-    assert collapse(agreement=0.98, rank=30.0, spread=0.9, same_view=False) is None
+    assert collapse(agreement=0.98, rank=30.0, spread=0.9, dim=64, same_view=False) is None
 
 
 def test_the_alarm_names_the_likely_cause():
-    same = collapse(agreement=1.0, rank=1.0, spread=0.0, same_view=True)
-    other = collapse(agreement=1.0, rank=1.0, spread=0.0, same_view=False)
+    same = collapse(agreement=1.0, rank=1.0, spread=0.0, dim=64, same_view=True)
+    other = collapse(agreement=1.0, rank=1.0, spread=0.0, dim=64, same_view=False)
     assert same is not None and "views.same_view" in same and "train.lr" not in same
     assert other is not None and "train.lr" in other and "method.momentum" in other
 
@@ -88,4 +88,4 @@ def test_the_signs_of_collapsed_and_of_random_embeddings_fall_on_their_sides():
     unit = torch.nn.functional.normalize
     for embeddings, alarming in ((unit(noise), False), (unit(1 + 0.01 * noise), True)):
         signs = {"rank": effective_rank(embeddings), "spread": spread(embeddings)}
-        assert (collapse(agreement=0.5, **signs, same_view=False) is not None) == alarming
+        assert (collapse(agreement=0.5, **signs, dim=64, same_view=False) is not None) == alarming
