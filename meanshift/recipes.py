@@ -12,8 +12,8 @@ def imagenet_r50() -> Config:
     """The paper's main model, MSF w/s with a bank of 128K: ResNet-50, 200 epochs of ImageNet.
 
     command: meanshift pretrain imagenet-r50 --data IMAGENET --out runs/r50 --data.workers 16
-    hardware: one GPU of 40 GB or more (the authors used four of 11 GB)
-    time: about 7 days on the authors' four GPUs; not run here
+    hardware: one GPU, its memory not measured here (the authors used four of 11 GB)
+    time: the authors give 7 days on four GPUs for BYOL; not run here
     result: the paper's: linear 72.1, NN 62.0, 20-NN 65.2; not run here
     """
     return _imagenet("weak", "strong", k=5)
