@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-_BLOCK = 128  # rows whose best similarity stands for them in the first pass of a search
+_BLOCK = 64  # rows whose best similarity stands for them in the first pass of a search
 CHUNK_BYTES = 16 * 2**20  # similarities in memory at a time; they stay near the processor
 
 
@@ -132,13 +132,20 @@ def nearest(
         slots = torch.zeros_like(best, dtype=torch.int64)
         copied = 0 if rows.dtype == precise else rows.shape[1]
         room = chunk_bytes // ((max(1, len(queries)) + copied) * queries.element_size())
-        for start, stop in _chunks(len(rows), max(_BLOCK, room // _BLOCK * _BLOCK)):
-            similarity = queries @ rows[start:stop].to(precise).T
+        chunks = _chunks(len(rows), max(_BLOCK, room // _BLOCK * _BLOCK))
+        widest = max((stop - start for start, stop in chunks), default=0)
+        memory = queries.new_empty(len(queries) * widest)  # one for all: fresh pages cost time
+        for start, stop in chunks:
+            similarity = memory[: len(queries) * (stop - start)].view(len(queries), stop - start)
+            torch.mm(queries, rows[start:stop].to(precise).T, out=similarity)
             if leave_out is not None:
                 _hide(similarity, leave_out - start)
             if skip is not None:
                 similarity.masked_fill_(skip[0][:, None] == skip[1][start:stop], -torch.inf)
-            found, where = _top(similarity, min(count, stop - start))
+            if start and queries.device.type == "cpu":  # a GPU would have to wait for the numbers
+                found, where = _better(similarity, best[:, -1:])
+            else:
+                found, where = _top(similarity, min(count, stop - start))
             best, order = torch.cat([best, found], 1).topk(count)
             slots = torch.cat([slots, where + start], 1).gather(1, order)
     return slots, best
@@ -157,6 +164,28 @@ def _hide(similarity: Tensor, slots: Tensor) -> None:
     column = slots.clamp(0, width - 1)[:, None]
     kept = similarity.gather(1, column)
     similarity.scatter_(1, column, kept.masked_fill(inside, -torch.inf))
+
+
+def _better(
+    similarity: Shaped[Tensor, "batch rows"], bar: Shaped[Tensor, "batch 1"]
+) -> tuple[Shaped[Tensor, "batch few"], Int[Tensor, "batch few"]]:
+    """The values above each query's bar, filled up with -inf: in later chunks they are few.
+
+    One pass for the maxima of blocks, then only the blocks that reach above the bar are looked at.
+    """
+    batch, rows = similarity.shape
+    blocks = similarity.view(batch, -1, min(_BLOCK, rows))
+    query, block = (blocks.amax(2) > bar).nonzero(as_tuple=True)
+    values = blocks[query, block]
+    found, column = (values > bar[query]).nonzero(as_tuple=True)
+    query = query[found]
+    counts = query.bincount(minlength=batch)
+    place = torch.arange(len(query)) - (counts.cumsum(0) - counts)[query]
+    few = similarity.new_full((batch, int(counts.max()) if batch else 0), -torch.inf)
+    where = torch.zeros_like(few, dtype=torch.int64)
+    few[query, place] = values[found, column]
+    where[query, place] = block[found] * blocks.shape[2] + column
+    return few, where
 
 
 def _top(
