@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from meanshift.data import arrays, folder, named, sample
-from meanshift.data.source import Cut, Source, Unreadable, hold_out
+from meanshift.data.labels import read_labels
+from meanshift.data.source import Cut, Source, Unreadable, hold_out, stratified
 
-__all__ = ["Cut", "Source", "Unreadable", "hold_out", "open_source", "train_and_held_out"]
+__all__ = [
+    "Cut",
+    "Source",
+    "Unreadable",
+    "hold_out",
+    "open_source",
+    "same_classes",
+    "stratified",
+    "train_and_held_out",
+]
 
 
-def open_source(spec: str) -> Mapping[str, Source]:
+def open_source(spec: str, *, labels: Path | None = None) -> Mapping[str, Source]:
     """The splits of a SOURCE by name; the first is the one to train on.
+
+    A folder's labels are its subfolders' names, or those of a CSV (`file,label`): the one that is
+    given, or `labels.csv` at its top.
 
     >>> open_source("photos/")["train"]
     """
     path = Path(spec).expanduser()
+    if path.is_dir() and spec != "sample":
+        return _open_folder(path, labels)
+    if labels is not None:
+        raise ValueError(f"{labels}: a CSV of labels is for folders of pictures, not for {spec}")
     if spec == "sample":
         return sample.read_sample()
-    if path.is_dir():
-        return {name: folder.FolderSource(part) for name, part in folder.splits(path).items()}
     if path.suffix in (".npy", ".npz") and path.is_file():
         return arrays.read_arrays(path)
     if spec.lower() in named.NAMES:
@@ -34,6 +51,48 @@ def open_source(spec: str) -> Mapping[str, Source]:
     )
 
 
+def _open_folder(root: Path, labels: Path | None) -> dict[str, Source]:
+    beside = root / "labels.csv"
+    path = labels or (beside if beside.is_file() else None)
+    table = None if path is None else read_labels(path)
+    sources = {
+        name: folder.FolderSource(part, table, "" if part == root else f"{name}/")
+        for name, part in folder.splits(root).items()
+    }
+    if table is not None:
+        bare = Counter(
+            title
+            for name, source in sources.items()
+            for title in map(source.title, range(len(source)))
+            if title in table and f"{name}/{title}" not in table
+        )
+        twice = next((title for title, count in bare.items() if count > 1), None)
+        if twice is not None:
+            raise ValueError(
+                f"{path}: {twice} is in more than one of {', '.join(sources)}; write the split's "
+                f"name in front, as train/{twice}"
+            )
+        pictures = sum(map(len, sources.values()))
+        known = sum(
+            0 if source.labels is None else int((source.labels >= 0).sum())
+            for source in sources.values()
+        )
+        listed = sum(label != "" for label in table.values())
+        if not known:
+            raise ValueError(
+                f"{path}: none of the {listed} files that it labels is in {root}, the first is "
+                f"{next(filter(table.get, table), 'missing')}; need paths inside the folder, as "
+                f"a/b.jpg"
+            )
+        if known < max(listed, pictures):
+            warnings.warn(
+                f"{path}: labels {listed} files, {known} of them among the {pictures} pictures of "
+                f"{root}; the other pictures are unlabelled",
+                stacklevel=3,
+            )
+    return {**sources}
+
+
 def train_and_held_out(
     spec: str, held_out: float | str, *, seed: int
 ) -> tuple[Source, Source | None]:
@@ -42,7 +101,7 @@ def train_and_held_out(
     train = splits.pop("train")
     if held_out == "auto":
         if splits:
-            return train, _same_classes(next(iter(splits.values())), train)
+            return train, same_classes(next(iter(splits.values())), train)
         held_out = 0.1 if train.labels is not None and len(train) >= 100 else "none"
     if held_out in ("none", 0.0):
         return train, None
@@ -53,10 +112,10 @@ def train_and_held_out(
             f"data.held_out: {spec} has no split {held_out!r}; it has "
             f"{', '.join(splits) or 'only train'}: give one of them, a share such as 0.1, or none"
         )
-    return train, _same_classes(splits[held_out], train)
+    return train, same_classes(splits[held_out], train)
 
 
-def _same_classes(held: Source, train: Source) -> Source:
+def same_classes(held: Source, train: Source) -> Source:
     """The held-out part with its labels numbered as in training, by the classes' names."""
     if held.labels is None or train.labels is None or held.classes == train.classes:
         return held

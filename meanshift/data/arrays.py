@@ -70,6 +70,12 @@ class ArraySource(Source):
         pictures = torch.from_numpy(chosen)
         return pictures.expand(-1, -1, -1, 3) if pictures.shape[3] == 1 else pictures
 
+    def contents(self) -> str:
+        digest = hashlib.blake2b(super().fingerprint().encode() + repr(self.pixels.shape).encode())
+        for start in range(0, len(self), 4096):
+            digest.update(self.pixels[start : start + 4096].tobytes())
+        return digest.hexdigest()[:16]
+
     def fingerprint(self) -> str:
         """Numbers are no names: some thousand pictures spread over the array are read as well."""
         digest = hashlib.sha256(super().fingerprint().encode() + repr(self.pixels.shape).encode())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -10,17 +12,22 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from meanshift.data.decode import SUFFIXES, read_picture
-from meanshift.data.source import Source
+from meanshift.data.source import Source, written
 
 
 class FolderSource(Source):
     """Every picture below `root`, in the order of their names.
 
     When all of them lie in two or more subfolders, those are the classes; a picture at the top
-    means that the subfolders are mere storage and nothing is labelled.
+    means that the subfolders are mere storage and nothing is labelled. A table of labels by path
+    (inside `root`, or with `prefix` before it) takes the place of the subfolders' names.
     """
 
-    def __init__(self, root: Path) -> None:
+    labels: Tensor | None
+
+    def __init__(
+        self, root: Path, table: Mapping[str, str] | None = None, prefix: str = ""
+    ) -> None:
         self.root, self.name = root, str(root)
         self.files = sorted(_pictures(root))
         if not self.files:
@@ -28,6 +35,13 @@ class FolderSource(Source):
                 f"{root}: no picture found; need files ending in {' '.join(sorted(SUFFIXES))}, "
                 f"at the top or in subfolders"
             )
+        if table is not None:
+            self.classes = sorted(set(table.values()) - {""})
+            number = {name: i for i, name in enumerate(self.classes)}
+            paths = [file.as_posix() for file in self.files]
+            told = [table.get(prefix + path, table.get(path, "")) for path in paths]
+            self.labels = torch.tensor([number.get(label, -1) for label in told])
+            return
         tops = [file.parts[0] if len(file.parts) > 1 else "" for file in self.files]
         names = sorted(set(tops))
         self.classes = names if "" not in names and len(names) > 1 else []
@@ -40,6 +54,10 @@ class FolderSource(Source):
     def title(self, index: int) -> str:
         return self.files[index].as_posix()
 
+    def contents(self) -> str:
+        told = self.fingerprint() + written([self.root / file for file in self.files])
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
+
     def read(self, index: int) -> UInt8[Tensor, "3 height width"]:
         return read_picture(self.root / self.files[index])
 
@@ -47,7 +65,8 @@ class FolderSource(Source):
 def splits(root: Path) -> dict[str, Path]:
     """A folder with `train` and a `val` or `test` inside is those splits; otherwise it is one."""
     inside = {name: root / name for name in ("train", "val", "test") if (root / name).is_dir()}
-    alone = len([held for held in root.iterdir() if not held.name.startswith(".")]) == 1
+    beside = [held.name for held in root.iterdir() if not held.name.startswith(".")]
+    alone = set(beside) <= {"train", "labels.csv"}
     return inside if "train" in inside and (len(inside) > 1 or alone) else {"train": root}
 
 

@@ -56,26 +56,32 @@ def batches(
     seed: int,
     start: int,
     stop: int,
+    partial: bool = False,
     workers: int = 0,
     pin_memory: bool = False,
 ) -> Iterator[Batch]:
-    """The batches of steps `start` to `stop`; a step's batch depends on nothing but its number."""
-    steps_an_epoch(source, batch_size)
+    """The batches of steps `start` to `stop`; a step's batch depends on nothing but its number.
+
+    An epoch ends with an incomplete batch where `partial` is wished, else it leaves it out.
+    """
+    steps = steps_an_epoch(source, batch_size, partial=partial)
     loader = DataLoader(
         _Reader(source, crop, seed),
         batch_size=None,
-        sampler=_Steps(len(source), batch_size, seed, start, stop),
+        sampler=_Steps(len(source), batch_size, steps, seed, start, stop),
         num_workers=0 if source.uniform else workers,
         prefetch_factor=2 if workers and not source.uniform else None,
         pin_memory=pin_memory,
-        worker_init_fn=_leave_signals_to_the_run,
+        worker_init_fn=leave_signals_to_the_run,
         generator=torch.Generator(),  # its base seed must not come from the global generator
     )
     return iter(loader)
 
 
-def steps_an_epoch(source: Source, batch_size: int) -> int:
-    """Whole batches in a source; an incomplete one is left to later epochs."""
+def steps_an_epoch(source: Source, batch_size: int, *, partial: bool = False) -> int:
+    """Whole batches in a source; an incomplete one is left to later epochs, or counts as well."""
+    if partial:
+        return -(-len(source) // batch_size)
     if len(source) < batch_size:
         raise ValueError(
             f"{source.name}: {len(source)} pictures do not fill one batch of {batch_size}; "
@@ -84,7 +90,7 @@ def steps_an_epoch(source: Source, batch_size: int) -> int:
     return len(source) // batch_size
 
 
-def _leave_signals_to_the_run(_: int) -> None:
+def leave_signals_to_the_run(_: int) -> None:
     """Ctrl-C and schedulers signal the whole group; a worker must outlive the step being saved."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -94,17 +100,19 @@ Request = tuple[int, int, Tensor]  # step, epoch, ids
 
 
 class _Steps(Sampler[Request]):
-    def __init__(self, size: int, batch_size: int, seed: int, start: int, stop: int) -> None:
-        self.size, self.batch_size, self.seed = size, batch_size, seed
+    def __init__(
+        self, size: int, batch_size: int, steps: int, seed: int, start: int, stop: int
+    ) -> None:
+        self.size, self.batch_size, self.steps, self.seed = size, batch_size, steps, seed
         self.start, self.stop = start, stop
 
     def __len__(self) -> int:
         return self.stop - self.start
 
     def __iter__(self) -> Iterator[Request]:
-        steps, order, ordered = self.size // self.batch_size, torch.empty(0), -1
+        order, ordered = torch.empty(0), -1
         for step in range(self.start, self.stop):
-            epoch, batch = divmod(step, steps)
+            epoch, batch = divmod(step, self.steps)
             if epoch != ordered:
                 order, ordered = keyed.order(self.seed, epoch, self.size), epoch
             yield step, epoch, order[batch * self.batch_size : (batch + 1) * self.batch_size]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from meanshift.data.arrays import ArraySource
 from meanshift.data.decode import to_rgb
-from meanshift.data.source import Source, Unreadable
+from meanshift.data.source import Source, Unreadable, written
 
 # name: (torchvision's class, its arguments for training, for judging)
 _DATASETS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -42,6 +43,8 @@ def read_named(name: str) -> dict[str, Source]:
         if split == "test" and given == arguments[0]:
             break
         found[split] = _adapt(_open(kind, root, given, name), name)
+    if name == "stl10":  # its pictures to train on have no labels; those with labels are others
+        found["labelled"] = _adapt(_open(kind, root, {"split": "train"}, name), name)
     return found
 
 
@@ -89,6 +92,14 @@ class _DecodingSource(Source):
 
     def title(self, index: int) -> str:
         return f"#{index}"
+
+    def contents(self) -> str:
+        """Numbers are no names: two splits can have as many pictures with the same labels."""
+        held = [getattr(self.dataset, key, None) for key in ("_image_files", "_images", "samples")]
+        files: list[Any] = next((found for found in held if found), [])
+        paths = [Path(file[0] if isinstance(file, tuple) else file) for file in files]
+        told = written(paths) if paths else repr(self.dataset)
+        return hashlib.sha256((self.fingerprint() + told).encode()).hexdigest()[:16]
 
     def read(self, index: int) -> UInt8[Tensor, "3 height width"]:
         try:

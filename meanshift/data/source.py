@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from jaxtyping import Int, UInt8
@@ -50,9 +53,13 @@ class Source(ABC):
         """Many pictures at once; only for sources that are `uniform`."""
         raise TypeError(f"{self.name} is not uniform: read its {len(indices)} pictures one by one")
 
-    def take(self, indices: Int[Tensor, " m"]) -> Source:
+    def take(self, indices: Int[Tensor, " m"]) -> Cut:
         """The same pictures, only these, in this order."""
         return Cut(self, indices)
+
+    def contents(self) -> str:
+        """Changes also when a picture is written anew: what a cache of features depends on."""
+        return self.fingerprint()
 
     def fingerprint(self) -> str:
         """Changes when pictures are added, removed, renamed or relabelled."""
@@ -94,11 +101,62 @@ class Cut(Source):
         return self.whole.gather(self.indices[indices])
 
     def fingerprint(self) -> str:
-        whole = self.whole.fingerprint().encode()
-        return hashlib.sha256(whole + self.indices.numpy().tobytes()).hexdigest()[:16]
+        return self._part_of(self.whole.fingerprint())
+
+    def contents(self) -> str:
+        return self._part_of(self.whole.contents())
+
+    def _part_of(self, whole: str) -> str:
+        return hashlib.sha256(whole.encode() + self.indices.numpy().tobytes()).hexdigest()[:16]
 
 
-def hold_out(source: Source, share: float, *, seed: int) -> tuple[Source, Source]:
+def written(files: Sequence[Path]) -> str:
+    """Changes when one of these files is written anew or its like lies in its place.
+
+    Sizes and dates tell, but archives of uncompressed pictures give all of them the same: the
+    beginnings of some thousand files spread over the list are read as well.
+    """
+    digest, every = hashlib.sha256(), 1 + len(files) // 1000
+    for index, file in enumerate(files):
+        try:
+            told = file.stat()
+            digest.update(os.fsencode(file.name))
+            digest.update(f" {told.st_size} {told.st_mtime_ns}\n".encode())
+            if index % every == 0:
+                with file.open("rb") as held:
+                    digest.update(held.read(65_536))
+        except OSError:  # unreadable, as its picture will be
+            digest.update(b"nothing\n")
+    return digest.hexdigest()
+
+
+def stratified(labels: Int[Tensor, " n"], count: int, *, seed: int) -> Int[Tensor, " chosen"]:
+    """`count` indices drawn at random in the proportions of the classes, in rising order.
+
+    Each class gets its share rounded down, at least one while they last, and the largest remainders
+    get what is left.
+    """
+    classes, members = labels.unique(return_counts=True)
+    if not len(classes) <= count <= len(labels):
+        raise ValueError(
+            f"a cut of {count} pictures out of {len(labels)} of {len(classes)} classes; need at "
+            f"least one a class and at most all"
+        )
+    share = members * (count / len(labels))
+    quota = share.floor().long().clamp(min=1)
+    while int(quota.sum()) < count:
+        quota[(share - quota).masked_fill(quota >= members, -torch.inf).argmax()] += 1
+    while int(quota.sum()) > count:  # many tiny classes took more than their share
+        quota[(share - quota).masked_fill(quota <= 1, torch.inf).argmin()] -= 1
+    rank = keyed.uniform(seed, 0, torch.arange(len(labels)), keyed.SPLIT, 1)[:, 0]
+    chosen = []
+    for label, size in zip(classes, quota.tolist(), strict=True):
+        inside = (labels == label).nonzero()[:, 0]
+        chosen.append(inside[rank[inside].argsort(stable=True)[:size]])
+    return torch.cat(chosen).sort().values
+
+
+def hold_out(source: Source, share: float, *, seed: int) -> tuple[Cut, Cut]:
     """Cut a source in two, keeping the proportions of its classes: (the rest, the share)."""
     rank = keyed.uniform(seed, 0, torch.arange(len(source)), keyed.SPLIT, 1)[:, 0]
     labels = torch.zeros(len(source), dtype=torch.int64) if source.labels is None else source.labels

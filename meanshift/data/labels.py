@@ -1,0 +1,37 @@
+"""Labels from a CSV with the columns `file,label`, for folders whose names tell nothing."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+
+def read_labels(path: Path) -> dict[str, str]:
+    """The label of each file by its path inside the folder; one label a file, empty is unknown."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = [[cell.strip() for cell in row] for row in csv.reader(file)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path}: not a readable CSV ({error})") from None
+    if not rows or [cell.lower() for cell in rows[0][:2]] != ["file", "label"]:
+        first = ",".join(rows[0]) if rows else "nothing"
+        raise ValueError(f"{path}: begins with {first!r}; need the line file,label first")
+    labels: dict[str, str] = {}
+    for number, row in enumerate(rows[1:], start=2):
+        if not any(row):
+            continue
+        if len(row) < 2:
+            raise ValueError(f"{path}, line {number}: got {row[0]!r}; need file,label")
+        name, label = Path(row[0]).as_posix(), row[1]
+        several = [cell for cell in row[1:] if cell]
+        if len(several) > 1 or any(mark in label for mark in ";|"):
+            raise ValueError(
+                f"{path}, line {number}: {name} has several labels ({', '.join(several)}); "
+                f"pictures with more than one label cannot be judged: give one label a file"
+            )
+        if labels.setdefault(name, label) != label:
+            raise ValueError(
+                f"{path}, line {number}: {name} is {label!r} here and {labels[name]!r} before; "
+                f"pictures with more than one label cannot be judged: give one label a file"
+            )
+    return labels
