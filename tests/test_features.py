@@ -130,8 +130,7 @@ def test_small_arrays_keep_their_own_size(height, width):
     source = arrays(5, height, width)
     got = prepare(source, torch.tensor([4, 1]), 32)
     assert got.shape == (2, 3, height, width)
-    expected = source.pixels[[4, 1]].transpose(0, 3, 1, 2) / np.float32(255)
-    assert np.allclose(got.numpy(), expected)
+    assert np.array_equal(got.numpy(), source.pixels[[4, 1]].transpose(0, 3, 1, 2))
 
 
 @pytest.mark.parametrize(("height", "width"), [(80, 80), (100, 70), (66, 300)])
@@ -139,7 +138,7 @@ def test_large_arrays_are_cut_from_the_centre(height, width):
     source = arrays(3, height, width)
     got = prepare(source, torch.arange(3), 56)
     expected = TF.resize(torch.from_numpy(source.pixels).permute(0, 3, 1, 2), [64], antialias=True)
-    expected = TF.center_crop(expected, [56, 56]).float() / 255
+    expected = TF.center_crop(expected, [56, 56])
     assert got.shape == (3, 3, 56, 56)
     torch.testing.assert_close(got, expected)
 
@@ -153,7 +152,14 @@ def test_photos_are_resized_to_256_and_cut_to_224(tmp_path, make_pictures):
     for index in range(2):
         resized = TF.resize(source.read(index), [256], antialias=True)
         assert min(resized.shape[1:]) == 256
-        torch.testing.assert_close(got[index], TF.center_crop(resized, [224, 224]).float() / 255)
+        assert torch.equal(got[index], TF.center_crop(resized, [224, 224]))
+
+
+def test_the_papers_own_crop_can_be_had(tmp_path, make_pictures):
+    source = FolderSource(make_pictures(tmp_path, {"": 1}, size=(60, 90)))
+    got = prepare(source, torch.tensor([0]), 256, 256)
+    expected = TF.center_crop(TF.resize(source.read(0), [256], antialias=True), [256, 256])
+    assert torch.equal(got[0], expected)
 
 
 def test_small_photos_are_cut_too(tmp_path, make_pictures):
@@ -167,10 +173,10 @@ def test_an_unreadable_photo_is_grey_and_moves_no_other(tmp_path, make_pictures,
     (tmp_path / "001.jpg").write_bytes(b"")
     with pytest.raises(Unreadable, match=r"001\.jpg"):
         prepare(source, torch.arange(3), 32)
-    bad = []
-    got = prepare(source, torch.arange(3), 32, bad)
-    assert (got[1] == 128 / 255).all()
-    assert [error.title for error in bad] == [str(tmp_path / "001.jpg")]
+    bad = {}
+    got = prepare(source, torch.arange(3), 32, bad=bad)
+    assert (got[1] == 128).all()
+    assert {index: error.title for index, error in bad.items()} == {1: str(tmp_path / "001.jpg")}
     with pytest.warns(UserWarning, match=r"1 of 3 pictures cannot be read .*001\.jpg"):
         features = features_of(network, source)
     torch.testing.assert_close(features[[0, 2]], whole[[0, 2]], atol=1e-4, rtol=1e-4)
