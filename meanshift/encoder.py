@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -18,6 +19,7 @@ _RESNETS: dict[str, tuple[type[BasicBlock | Bottleneck], list[int]]] = {
     "resnet34": (BasicBlock, [3, 4, 6, 3]),
     "resnet50": (Bottleneck, [3, 4, 6, 3]),
     "resnet101": (Bottleneck, [3, 4, 23, 3]),
+    "resnet152": (Bottleneck, [3, 8, 36, 3]),
 }
 
 
@@ -74,6 +76,25 @@ def build_backbone(settings: config.Encoder, *, image_size: int = 224) -> tuple[
         given = {"aux_logits": False, "init_weights": True}
     backbone = models.get_model(settings.name, weights=None, **given)
     return backbone, _behead(backbone, settings.name)
+
+
+def resnet_of(shapes: Mapping[str, tuple[int, ...]]) -> config.Encoder | None:
+    """The ResNet that has weights of these shapes by name, as far as shapes can tell.
+
+    A stride leaves no trace in a shape: a 3x3 stem is taken as `small`.
+    """
+    blocks = {
+        stage: {key.split(".")[1] for key in shapes if key.startswith(f"layer{stage}.")}
+        for stage in range(1, 5)
+    }
+    block = Bottleneck if "layer1.0.conv3.weight" in shapes else BasicBlock
+    kind = (block, [len(names) for names in blocks.values()])
+    name = next((name for name, known in _RESNETS.items() if known == kind), None)
+    channels, _, side, _ = (*shapes.get("conv1.weight", ()), 0, 0, 0, 0)[:4]
+    if name is None or side not in (3, 7):
+        return None
+    stem: Literal["imagenet", "small"] = "imagenet" if side == 7 else "small"
+    return config.Encoder(name=name, stem=stem, width=channels / 64)
 
 
 class _ScaledResNet(ResNet):

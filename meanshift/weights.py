@@ -1,43 +1,109 @@
-"""Trained backbones out of run directories and checkpoints."""
+"""Trained encoders in, from runs and from anybody's files, and ours out."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from meanshift import checkpoint
+from meanshift import checkpoint, foreign, keyed
 from meanshift.config import Config
-from meanshift.encoder import Encoder
-from meanshift.journal import Journal
+from meanshift.encoder import Encoder, build_backbone
+from meanshift.journal import Journal, whole_file
+
+_OURS = "meanshift"  # the key under which an exported file keeps the settings of its run
 
 
-def load_encoder(run: Path | str) -> nn.Module:
-    """The online backbone of a run (or of one of its checkpoints), heads removed, in eval mode.
+@dataclass(frozen=True)
+class Weights:
+    """A frozen backbone, what it is, and where its results belong."""
+
+    spec: str
+    """what a user types to name them"""
+    backbone: nn.Module
+    title: str
+    image_size: int
+    home: Path
+    name: str = ""
+    """added to the names of results when they are not those of a run's newest weights"""
+    config: Config | None = None
+    projector: nn.Module | None = None
+    centred: bool = False
+    """whether the mean of the training features is to be taken off, as pixels need it"""
+
+
+def load_weights(spec: Path | str) -> Weights:
+    """A run, one of its checkpoints, an exported encoder, anybody's file, or `torchvision:NAME`.
+
+    Two baselines have names too: `untrained:RUN` is the encoder with which a run began, and
+    `pixels` no encoder at all.
+    """
+    path, (kind, _, rest) = Path(spec), str(spec).partition(":")
+    judged = Path("judged") / (re.sub(r"[^\w.-]+", "-", rest or path.stem) or "weights")
+    if kind == "torchvision" and rest:
+        found = foreign.from_torchvision(rest)
+        return Weights(str(spec), found.backbone, found.title, found.image_size, judged)
+    if kind == "untrained" and rest:
+        return _untrained(Path(rest))
+    if kind == "pixels" and not path.exists():
+        return Weights("pixels", nn.Flatten(), "raw pixels, centred", 32, judged, centred=True)
+    if not path.exists():
+        raise ValueError(
+            f"{path}: not found; need a run directory, a file of weights, torchvision:NAME, "
+            f"untrained:RUN or pixels"
+        )
+    if path.is_dir():
+        state, unreadable = checkpoint.latest(Journal.open(path).checkpoints)
+        if state is None:
+            raise ValueError(f"{path}: no checkpoint yet; continue the run until it has saved one")
+        for message in unreadable:
+            warnings.warn(f"{message}; step {state['step']} is used instead", stacklevel=2)
+        return _ours(state, path, path, "")
+    held = foreign.read_file(path)
+    if isinstance(held, Mapping) and isinstance(held.get("format"), int):  # others write words
+        run = path.absolute().parent.parent
+        inside = (run / "config.json").is_file()
+        return _ours(held, path, run if inside else judged, path.stem if inside else "")
+    if isinstance(held, Mapping) and _OURS in held:
+        return _exported(held, path, judged)
+    found = foreign.recognise(held, path)
+    size, projector = found.image_size, found.projector
+    return Weights(str(spec), found.backbone, found.title, size, judged, projector=projector)
+
+
+def load_encoder(weights: Path | str) -> nn.Module:
+    """The online backbone of a run (or of any file of weights), heads removed, in eval mode.
 
     >>> backbone = load_encoder("runs/demo")
     >>> features = backbone(pictures)      # normalised as ImageNet's, shape (n, 3, height, width)
     """
-    state = _state(Path(run))
-    config = Config.from_dict(state["config"])
-    encoder = Encoder(config.encoder, dim=config.method.dim, image_size=config.data.image_size)
-    prefix = "online."
-    weights = {
-        k.removeprefix(prefix): v for k, v in state["method"].items() if k.startswith(prefix)
-    }
-    encoder.load_state_dict(weights)
-    return encoder.backbone.eval()
+    return load_weights(weights).backbone
 
 
-def run_of(weights: Path | str) -> tuple[Path, Config]:
-    """The run directory that a RUN or one of its checkpoint files belongs to, and its config."""
-    path = Path(weights)
-    _need_there(path)
-    folder = path if path.is_dir() else path.parent.parent
-    return folder, Journal.open(folder).config
+def export(weights: Weights, out: Path) -> Path:
+    """Write the backbone alone, with torchvision's names, for other programs (and for this one)."""
+    if weights.config is None:
+        raise ValueError("export: need a run directory or one of its checkpoints")
+    state = {k: v.contiguous() for k, v in weights.backbone.state_dict().items()}
+    told = json.dumps({"title": weights.title, "config": weights.config.to_dict()})
+    if out.suffix not in (".safetensors", ".pt", ".pth"):
+        raise ValueError(f"{out}: need a name that ends in .safetensors, .pt or .pth")
+    if out.suffix == ".safetensors":
+        from safetensors.torch import save
+
+        with whole_file(out) as file:
+            file.write(save(state, {_OURS: told}))
+    else:
+        checkpoint.write(out, {"state_dict": state, _OURS: told})
+    return out
 
 
 def fingerprint(network: nn.Module) -> str:
@@ -48,23 +114,47 @@ def fingerprint(network: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-def _state(path: Path) -> dict[str, Any]:
-    _need_there(path)
-    if path.is_dir():
-        state, unreadable = checkpoint.latest(Journal.open(path).checkpoints)
-        if state is None:
-            raise ValueError(f"{path}: no checkpoint yet; continue the run until it has saved one")
-        for message in unreadable:
-            warnings.warn(f"{message}; step {state['step']} is used instead", stacklevel=3)
-    else:
-        state = checkpoint.read(path)
-    if "method" not in state:
+def _ours(state: Mapping[str, Any], path: Path, home: Path, name: str) -> Weights:
+    if state["format"] != checkpoint.FORMAT or "method" not in state:
         raise ValueError(
             f"{path}: holds no whole model; need a run directory or its checkpoints/*.pt"
         )
-    return state
+    config = Config.from_dict(state["config"])
+    encoder = Encoder(config.encoder, dim=config.method.dim, image_size=config.data.image_size)
+    online = {
+        k.removeprefix("online."): v for k, v in state["method"].items() if k.startswith("online.")
+    }
+    encoder.load_state_dict(online)
+    encoder.eval()
+    title, size = f"{_describe(config)}, step {state['step']}", config.data.image_size
+    return Weights(str(path), encoder.backbone, title, size, home, name, config, encoder.projector)
 
 
-def _need_there(path: Path) -> None:
-    if not path.exists():
-        raise ValueError(f"{path}: not found; need a run directory or a checkpoint file")
+def _untrained(run: Path) -> Weights:
+    config = Journal.open(run).config
+    with torch.random.fork_rng(devices=[]):  # as training begins: see `train.build_method`
+        torch.manual_seed(keyed.seed_of(config.train.seed, 0, keyed.INITIAL))
+        encoder = Encoder(config.encoder, dim=config.method.dim, image_size=config.data.image_size)
+    title, size = f"{_describe(config)}, before its first step", config.data.image_size
+    name, encoder = f"untrained:{run}", encoder.eval()
+    return Weights(name, encoder.backbone, title, size, run, "untrained", config, encoder.projector)
+
+
+def _exported(held: Mapping[str, Any], path: Path, home: Path) -> Weights:
+    told = json.loads(held[_OURS])
+    config = Config.from_dict(told["config"])
+    backbone, _ = build_backbone(config.encoder, image_size=config.data.image_size)
+    state = held.get("state_dict", {k: v for k, v in held.items() if isinstance(v, torch.Tensor)})
+    try:
+        backbone.load_state_dict(state)
+    except RuntimeError as error:
+        raise ValueError(f"{path}: not a whole exported encoder ({error})") from None
+    title = f"exported by meanshift, {told['title']}"
+    return Weights(str(path), backbone.eval(), title, config.data.image_size, home)
+
+
+def _describe(config: Config) -> str:
+    settings = config.encoder
+    stem = "" if settings.stem == "imagenet" else f", {settings.stem} stem"
+    wide = "" if settings.width == 1 else f", width {settings.width:g}"
+    return f"our {config.method.name}, {settings.name}{stem}{wide}"
