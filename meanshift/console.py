@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from tqdm import tqdm
 
 from meanshift.optim import Schedule
+
+
+def table(columns: Mapping[str, Mapping[str, float]]) -> str:
+    """Figures by name, a column for each of those compared; one alone is a plain list."""
+    names = list(dict.fromkeys(name for figures in columns.values() for name in figures))
+    if len(columns) > 1 and len(names) <= 4:  # few figures: a row for each of those compared
+        columns = {n: {t: f[n] for t, f in columns.items() if n in f} for n in names}
+        names = list(dict.fromkeys(title for figures in columns.values() for title in figures))
+    left = max(map(len, names), default=0)
+    widths = {title: max(8, len(title)) for title in columns}
+    lines = [" " * (left + 2) + "".join(f"  {title:>{w}}" for title, w in widths.items())]
+    for name in names:
+        cells = [f"{f[name]:.2f}" if name in f else "" for f in columns.values()]
+        row = "".join(f"  {c:>{w}}" for c, w in zip(cells, widths.values(), strict=True))
+        lines.append(f"  {name:{left}}{row}")
+    return "\n".join(lines[len(columns) == 1 :])
 
 
 class Console:

@@ -9,14 +9,13 @@ import sys
 import pytest
 import torch
 
-from meanshift import load_encoder
+from meanshift import load_encoder, subject
 from meanshift.cli import main
 from meanshift.config import settings
 from meanshift.data import train_and_held_out
-from meanshift.evaluate import knn
 from meanshift.recipes import RECIPES
 
-COMMANDS = ["demo", "pretrain", "evaluate", "recipes", "bench"]
+COMMANDS = ["demo", "pretrain", "evaluate", "embed", "export", "recipes", "bench"]
 NETWORK = (
     "--data.image_size 16 --encoder.width 0.125 --train.batch_size 4 --method.bank_size 16 "
     "--train.device cpu"
@@ -148,7 +147,6 @@ def test_a_users_mistake_is_one_clear_message(call, tmp_path, arguments, words):
         ["pretrain", "small", "--out", "x", "--method.kk", "5"],
         ["pretrain", "small", "--out", "x", "--method.k"],
         ["pretrain", "small"],
-        ["evaluate", "magic", "run"],
         ["paint"],
     ],
 )
@@ -262,7 +260,7 @@ def test_evaluate_takes_a_checkpoint_file(call, trained):
     weights = []
     for path in (first, last):
         assert call("evaluate", "knn", path)[0] == 0
-        held = json.loads((trained / "results" / "knn.json").read_text())
+        held = json.loads((trained / "results" / f"knn-{path.stem}.json").read_text())
         weights.append(held["card"]["weights"])
     assert weights[0] != weights[1]
 
@@ -273,17 +271,22 @@ def test_evaluate_judges_on_the_pictures_that_the_run_held_out(
     source, run = make_pictures(tmp_path / "all", {"a": 10, "b": 10}, size=(20, 24)), tmp_path / "r"
     kept = ["--data.held_out", "0.4", "--train.seed", "3", *TINY]
     assert call("pretrain", "small", "--data", source, "--out", run, *kept)[0] == 0
-    judged = []
-    extract = knn.extract
+    judged, stored = [], subject.stored
 
     def spy(network, part, **options):
         judged.append([part.title(i) for i in range(len(part))])
-        return extract(network, part, **options)
+        return stored(network, part, **options)
 
-    monkeypatch.setattr(knn, "extract", spy)
+    monkeypatch.setattr(subject, "stored", spy)
     assert call("evaluate", "knn", run, "--ks", "1")[0] == 0
-    _, held = train_and_held_out(str(source), 0.4, seed=3)
-    assert judged[-1] == [held.title(i) for i in range(len(held))]
+    parts = train_and_held_out(str(source), 0.4, seed=3)
+    assert judged == [[part.title(i) for i in range(len(part))] for part in parts]
+
+
+@pytest.mark.parametrize("words", [["knn"], ["magic", "run"], ["run"]])
+def test_evaluate_says_what_it_needs(call, words):
+    code, _, err = call("evaluate", *words)
+    assert code == 2 and "need one or more of knn, linear, semi, cluster" in err
 
 
 def test_evaluate_names_the_run_that_is_not_there(call, tmp_path):

@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from meanshift import Config, MeanShift, load_encoder, pretrain
-from meanshift.evaluate.knn import compare_with_baselines, knn_accuracy
+from meanshift import Config, MeanShift, pretrain
+from meanshift.evaluate import knn
+from meanshift.evaluate.knn import knn_accuracy
 from meanshift.recipes import recipe
-from meanshift.train import build_method
+from meanshift.subject import Subject
+from meanshift.weights import load_weights
 
 
 def test_vectors_ten_lines_of_loop():
@@ -93,8 +95,8 @@ def test_the_demo_beats_its_untrained_encoder(tmp_path):
     """Three epochs of the demo, in a minute or two: clearly above where it began."""
     config = recipe("demo").with_overrides({"train.epochs": 3, "train.monitor_every": 0})
     run = pretrain(config, tmp_path / "run")
-    rows = compare_with_baselines(
-        config, untrained=build_method(config).online.backbone, trained=load_encoder(run)
-    )["rows"]
-    _, untrained, trained = rows.values()
-    assert trained["20-NN"] > untrained["20-NN"] + 2
+    untrained, trained = (
+        knn.evaluate(Subject(load_weights(weights))).figures["20-NN"]
+        for weights in (f"untrained:{run}", run)
+    )
+    assert trained > untrained + 2

@@ -1,10 +1,8 @@
-"""k-NN on frozen features: exact, in chunks, majority vote, ties to the nearest of the tied."""
+"""k-NN on frozen features: exact, in chunks, plain or weighted vote, ties to the nearest."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -13,13 +11,33 @@ from torch.nn import functional as F
 
 from meanshift import keyed
 from meanshift.bank import nearest
-from meanshift.config import Config
-from meanshift.data import Source, train_and_held_out
-from meanshift.evaluate import card
+from meanshift.data import Source
 from meanshift.features import extract
-from meanshift.journal import Journal
-from meanshift.machine import pick_device
-from meanshift.weights import fingerprint, load_encoder, run_of
+from meanshift.subject import Result, Subject
+
+CHUNK, ROWS, BYTES = 2500, 65_536, 32 * 2**20
+"""queries and training rows looked at together, and memory for their similarities"""
+
+
+def evaluate(
+    subject: Subject, *, ks: Sequence[int] | None = None, temperature: float = 0.0
+) -> Result:
+    """Accuracy for each k; a temperature above 0 weighs the votes by exp(similarity / it)."""
+    train, test = subject.train, subject.test
+    ks = ks or usual_ks(train.labels)
+    figures = knn_accuracy(
+        train.features,
+        train.labels,
+        test.features,
+        test.labels,
+        ks=ks,
+        temperature=temperature,
+        top5=subject.classes > 5,
+        device=subject.device,
+    )
+    vote = f"weighted, temperature {temperature:g}" if temperature else "plain majority"
+    settings = {"ks": list(ks), "vote": vote, "similarity": "cosine", "ties": "to the nearest"}
+    return Result("knn-weighted" if temperature else "knn", figures, settings)
 
 
 @torch.no_grad()
@@ -30,9 +48,12 @@ def knn_accuracy(
     test_labels: Int[Tensor, " m"],
     *,
     ks: Sequence[int] = (1, 20),
-    chunk: int = 1024,
+    temperature: float = 0.0,
+    top5: bool = False,
+    chunk: int = CHUNK,
+    device: torch.device | None = None,
 ) -> dict[str, float]:
-    """Top-1 accuracy in percent for each k, by cosine similarity: `{"1-NN": ..., "20-NN": ...}`."""
+    """Accuracy in percent for each k, by cosine similarity: `{"1-NN": ..., "20-NN": ...}`."""
     known, asked = train_labels >= 0, test_labels >= 0
     if not (known.all() and asked.all()):  # unlabelled pictures neither vote nor are judged
         train, train_labels = train[known], train_labels[known]
@@ -44,23 +65,76 @@ def knn_accuracy(
             f"and {len(test)} to judge; need k from 1 to {len(train)}, and some to judge"
         )
     classes = int(torch.cat([train_labels, test_labels]).max()) + 1
-    train, right = F.normalize(train, dim=1), dict.fromkeys(ks, 0)
-    for part, truth in zip(test.split(chunk), test_labels.split(chunk), strict=True):
-        found, _ = nearest(F.normalize(part, dim=1), train, most)
+    right = {(k, top): 0 for k in ks for top in ([1, 5] if top5 and k >= 5 else [1])}
+    found = neighbours(train, test, most, chunk=chunk, device=device)
+    for (slots, similarity), truth in zip(found, test_labels.split(chunk), strict=True):
         for k in ks:
-            right[k] += int((vote(train_labels[found[:, :k]], classes) == truth).sum())
-    return {f"{k}-NN": 100 * right[k] / len(test) for k in ks}
+            weights = (similarity[:, :k] / temperature).exp() if temperature else None
+            ranked = vote(train_labels[slots[:, :k]], classes, weights) == truth[:, None]
+            right[k, 1] += int(ranked[:, 0].sum())
+            if (k, 5) in right:
+                right[k, 5] += int(ranked.any(1).sum())
+    names = {(k, top): f"{k}-NN" + (" top-5" if top == 5 else "") for k, top in right}
+    return {names[which]: 100 * count / len(test) for which, count in right.items()}
 
 
-def vote(labels: Int[Tensor, "batch k"], classes: int) -> Int[Tensor, " batch"]:
-    """The most frequent label of each row; of equally frequent ones the one that stands first."""
+def neighbours(
+    train: Float[Tensor, "n features"],
+    test: Float[Tensor, "m features"],
+    count: int,
+    *,
+    chunk: int = CHUNK,
+    device: torch.device | None = None,
+) -> Iterator[tuple[Int[Tensor, "batch k"], Float[Tensor, "batch k"]]]:
+    """The most similar training rows of each chunk of queries, nearest first, and how similar.
+
+    Of equally similar rows the one that stands first is nearer. Only one part of the training rows
+    is in memory at a time, which matters when they are a mapped file.
+    """
+    device = device or train.device
+    queries = [F.normalize(part.to(device), dim=1) for part in test.split(chunk)]
+    best: list[tuple[Tensor, Tensor]] = []
+    for start in range(0, len(train), ROWS):
+        rows = F.normalize(train[start : start + ROWS].to(device), dim=1)
+        for which, part in enumerate(queries):
+            slots, similarity = nearest(part, rows, min(count, len(rows)), chunk_bytes=BYTES)
+            slots += start
+            if start:
+                slots = torch.cat([best[which][0], slots], 1)
+                similarity = torch.cat([best[which][1], similarity], 1)
+                best[which] = _in_order(slots, similarity, count)
+            else:
+                best.append(_in_order(slots, similarity, count))
+    return ((slots.cpu(), similarity.cpu()) for slots, similarity in best)
+
+
+def _in_order(slots: Tensor, similarity: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The best `count`; among equals the lower slot comes first."""
+    order = slots.argsort(1)
+    slots, similarity = slots.gather(1, order), similarity.gather(1, order)
+    order = similarity.argsort(stable=True, dim=1, descending=True)[:, :count]
+    return slots.gather(1, order), similarity.gather(1, order)
+
+
+def vote(
+    labels: Int[Tensor, "batch k"], classes: int, weights: Float[Tensor, "batch k"] | None = None
+) -> Int[Tensor, "batch ranked"]:
+    """Up to five labels of each row, most votes first; of equal ones the one that stands first.
+
+    Where a row has fewer different labels the rest is -1.
+    """
     batch, k = labels.shape
-    counts = torch.zeros(batch, classes, dtype=torch.int64)
-    counts.scatter_add_(1, labels, torch.ones_like(labels))
-    earliness = torch.zeros_like(counts)
+    votes = torch.zeros(batch, classes, dtype=torch.float64)
+    one = torch.ones_like(labels, dtype=torch.float64) if weights is None else weights.double()
+    votes.scatter_add_(1, labels, one)
+    earliness = torch.zeros(batch, classes, dtype=torch.int64)
     rank = torch.arange(k, 0, -1).expand(batch, k)
     earliness.scatter_reduce_(1, labels, rank, "amax", include_self=True)
-    return (counts * (k + 1) + earliness).argmax(1)
+    # Two stable sorts: by who stands first, then by votes.
+    order = earliness.argsort(stable=True, dim=1, descending=True)[:, :k]
+    ranked = votes.gather(1, order).argsort(stable=True, dim=1, descending=True)[:, :5]
+    winners = order.gather(1, ranked)
+    return torch.where(earliness.gather(1, winners) > 0, winners, -1)
 
 
 class KNNMonitor:
@@ -74,75 +148,16 @@ class KNNMonitor:
         self.image_size = image_size
 
     def __call__(self, backbone: nn.Module) -> dict[str, float]:
-        ks = _usual_ks(self.train)
-        return _judge(backbone, self.train, self.held_out, self.image_size, ks=ks)
+        device = next(backbone.parameters(), torch.empty(0)).device
+        parts = [
+            extract(backbone, part, image_size=self.image_size, device=device)
+            for part in (self.train, self.held_out)
+        ]
+        assert self.train.labels is not None and self.held_out.labels is not None
+        ks = usual_ks(self.train.labels)
+        return knn_accuracy(parts[0], self.train.labels, parts[1], self.held_out.labels, ks=ks)
 
 
-def evaluate_knn(
-    weights: Path, *, source: str | None = None, ks: Sequence[int] | None = None
-) -> tuple[dict[str, Any], Path]:
-    """Judge a run on a labelled source (default: its own): the result and where it was written."""
-    run, config = run_of(weights)
-    backbone = load_encoder(weights).to(pick_device(config.train.device))
-    spec = source or config.data.source
-    own = Path(spec).absolute() == Path(config.data.source).absolute()
-    kept = config.data.held_out if own else "auto"
-    train, held = train_and_held_out(spec, kept, seed=config.train.seed)
-    if held is None or train.labels is None or held.labels is None:
-        raise ValueError(
-            f"{spec}: k-NN needs labels and a part that was held out; give --data with class "
-            f"folders inside train/ and val/, or with at least 100 labelled pictures"
-        )
-    figures = _judge(backbone, train, held, config.data.image_size, ks=ks or _usual_ks(train))
-    sizes = {"train": len(train), "test": len(held)}
-    result = {"figures": figures, "card": card("knn", spec, sizes, fingerprint(backbone), config)}
-    return result, Journal.open(run).save_result("knn", result)
-
-
-def comparable(config: Config) -> tuple[Source, Source]:
-    """The training and held-out pictures of a config, if pixels can be compared with features."""
-    kept = config.data.held_out
-    train, held = train_and_held_out(config.data.source, kept, seed=config.train.seed)
-    if held is None or train.labels is None or held.labels is None or not train.uniform:
-        raise ValueError(f"{config.data.source}: need labelled arrays with a held-out part")
-    return train, held
-
-
-def compare_with_baselines(
-    config: Config, *, untrained: nn.Module, trained: nn.Module
-) -> dict[str, Any]:
-    """Raw pixels, untrained and trained encoder, by the same k-NN on the same held-out pictures."""
-    train, held = comparable(config)
-    assert train.labels is not None and held.labels is not None
-    pixels = [part.gather(torch.arange(len(part))).flatten(1).float() for part in (train, held)]
-    mean = pixels[0].mean(0)
-    rows = {"raw pixels (centred, cosine)": knn_accuracy(
-        pixels[0] - mean, train.labels, pixels[1] - mean, held.labels
-    )}  # fmt: skip
-    for name, backbone in (
-        ("untrained encoder", untrained),
-        ("after Mean Shift training", trained),
-    ):
-        rows[name] = _judge(backbone, train, held, config.data.image_size, ks=(1, 20))
-    sizes = {"train": len(train), "test": len(held)}
-    return {
-        "rows": rows,
-        "card": card("knn", config.data.source, sizes, fingerprint(trained), config),
-    }
-
-
-def _usual_ks(train: Source) -> list[int]:
+def usual_ks(labels: Int[Tensor, " n"]) -> list[int]:
     """The paper's 1 and 20, as far as there are so many pictures."""
-    assert train.labels is not None
-    return [k for k in (1, 20) if k <= int((train.labels >= 0).sum())]
-
-
-def _judge(
-    backbone: nn.Module, train: Source, test: Source, image_size: int, *, ks: Sequence[int]
-) -> dict[str, float]:
-    assert train.labels is not None and test.labels is not None
-    device = next(backbone.parameters(), torch.empty(0)).device
-    features = [
-        extract(backbone, part, image_size=image_size, device=device) for part in (train, test)
-    ]
-    return knn_accuracy(features[0], train.labels, features[1], test.labels, ks=ks)
+    return [k for k in (1, 20) if k <= int((labels >= 0).sum())]

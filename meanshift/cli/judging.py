@@ -1,0 +1,171 @@
+"""`meanshift evaluate`, `meanshift embed` and `meanshift export`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meanshift.evaluate import NAMES
+
+if TYPE_CHECKING:
+    from meanshift.cli import Command
+
+_SOURCE = "folder, .npz or .npy file, named dataset, or sample"
+_WEIGHTS = (
+    "run directory, checkpoint, anybody's file of weights, torchvision:NAME, untrained:RUN, pixels"
+)
+
+
+def add(command: Command) -> None:
+    _add_evaluate(command("evaluate", _evaluate, "judge frozen features: " + ", ".join(NAMES)))
+
+    embed = command("embed", _embed, "embeddings of any pictures, as .npz or .parquet")
+    embed.add_argument("weights", metavar="RUN_OR_WEIGHTS", help=_WEIGHTS)
+    embed.add_argument("source", metavar="SOURCE", help=_SOURCE)
+    embed.add_argument("--out", type=Path, required=True, metavar="FILE", help=".npz or .parquet")
+    embed.add_argument(
+        "--output", choices=["backbone", "projector"], default="backbone", help="[backbone]"
+    )
+    _add_reading(embed)
+
+    export = command("export", _export, "a run's backbone as a file for other programs")
+    export.add_argument("weights", metavar="RUN", help="run directory or one of its checkpoints")
+    export.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help=".safetensors, .pt or .pth"
+    )
+
+
+def _add_evaluate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "words",
+        nargs="+",
+        metavar="NAME... RUN_OR_WEIGHTS",
+        help=f"one or more of {', '.join(NAMES)}; then what to judge: {_WEIGHTS}",
+    )
+    parser.add_argument("--data", metavar="SOURCE", help=f"{_SOURCE}; default: the run's own")
+    parser.add_argument(
+        "--compare", nargs="+", default=[], metavar="WEIGHTS", help="judge these too, side by side"
+    )
+    parser.add_argument("--split", default="", help="the split to judge on [val or test]")
+    parser.add_argument("--seed", type=int, help="of hold-outs, layers and clusters [the run's]")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="for results and features")
+    _add_reading(parser)
+    knn = parser.add_argument_group("knn")
+    knn.add_argument("--ks", type=int, nargs="+", metavar="K", help="neighbours [1 20]")
+    knn.add_argument(
+        "--temperature", type=float, default=0.0, help="weigh votes by exp(similarity / T) [off]"
+    )
+    linear = parser.add_argument_group("linear and semi")
+    linear.add_argument(
+        "--cached", action="store_true", help="train on features extracted once, not on views"
+    )
+    linear.add_argument("--lr", type=float, default=0.01, help="learning rate [0.01]")
+    linear.add_argument("--epochs", type=int, default=40, help="rate x0.1 after 3/8 and 3/4 [40]")
+    linear.add_argument(
+        "--sweep",
+        type=float,
+        nargs="*",
+        metavar="LR",
+        help="linear: choose the rate on a tenth of the training pictures",
+    )
+    semi = parser.add_argument_group("semi")
+    semi.add_argument(
+        "--fractions", type=float, nargs="+", default=[0.01, 0.1], help="of the labels [0.01 0.1]"
+    )
+    semi.add_argument("--counts", type=int, nargs="+", default=[], help="of labelled pictures")
+    semi.add_argument(
+        "--lists", type=Path, nargs="+", default=[], metavar="FILE", help="names, one a line"
+    )
+    semi.add_argument("--seeds", type=int, default=1, help="cuts to draw, for a deviation [1]")
+    semi.add_argument("--fine-tune", action="store_true", help="train the whole network")
+    cluster = parser.add_argument_group("cluster")
+    cluster.add_argument("--clusters", type=int, default=0, help="[as many as classes]")
+
+
+def _add_reading(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--labels", type=Path, metavar="CSV", help="file,label for a flat folder")
+    parser.add_argument("--image-size", type=int, default=0, help="side in pixels [the weights']")
+    parser.add_argument(
+        "--resize", type=int, default=0, help="short side before the crop [256/224 of the size]"
+    )
+    parser.add_argument("--workers", type=int, default=0, help="processes that decode files [0]")
+    parser.add_argument("--device", default="auto", help="[auto]")
+
+
+def _evaluate(given: argparse.Namespace) -> int:
+    import importlib
+
+    from meanshift.console import table
+    from meanshift.evaluate.linear import SWEEP
+    from meanshift.probe import Recipe
+    from meanshift.subject import Subject
+    from meanshift.weights import load_weights
+
+    names = [word for word in given.words if word in NAMES]
+    specs = [word for word in given.words if word not in NAMES] + given.compare
+    if not names or not specs:
+        raise ValueError(
+            f"evaluate: got {' '.join(given.words)}; need one or more of {', '.join(NAMES)}, then "
+            f"what to judge: meanshift evaluate knn RUN --data SOURCE"
+        )
+    milestones = (given.epochs * 3 // 8, given.epochs * 3 // 4)
+    layer = Recipe(lr=given.lr, epochs=given.epochs, milestones=milestones)
+    sweep = () if given.sweep is None else tuple(given.sweep) or SWEEP
+    options: dict[str, dict[str, Any]] = {
+        "knn": {"ks": given.ks, "temperature": given.temperature},
+        "linear": {"recipe": layer, "cached": given.cached, "sweep": sweep},
+        "semi": {
+            "recipe": layer,
+            "cached": given.cached,
+            "fractions": given.fractions,
+            "counts": given.counts,
+            "lists": given.lists,
+            "seeds": given.seeds,
+            "fine_tune": given.fine_tune,
+        },
+        "cluster": {"clusters": given.clusters},
+    }
+    figures: dict[str, dict[str, dict[str, float]]] = {name: {} for name in names}
+    for spec in specs:
+        weights, home = load_weights(spec), given.out
+        if home is not None and len(specs) > 1:
+            home = home / weights.home.name / weights.name
+        subject = Subject(
+            weights, given.data, split=given.split, seed=given.seed, home=home,
+            **_reading(given)
+        )  # fmt: skip
+        print(f"{spec}: {weights.title}; {subject.data}: {subject.split}", file=sys.stderr)
+        for name in dict.fromkeys(names):
+            protocol = importlib.import_module(f"meanshift.evaluate.{name}")
+            result = protocol.evaluate(subject, **options[name])
+            figures[name][spec] = result.figures
+            print(f"card: {subject.save(result)}", file=sys.stderr)
+            if spec == specs[-1]:
+                print(f"\n{result.name} on {subject.data}\n{table(figures[name])}")
+    return 0
+
+
+def _reading(given: argparse.Namespace) -> dict[str, Any]:
+    names = ("labels", "image_size", "resize", "workers", "device")
+    return {name: getattr(given, name) for name in names}
+
+
+def _embed(given: argparse.Namespace) -> int:
+    from meanshift.embed import embed
+    from meanshift.weights import load_weights
+
+    weights = load_weights(given.weights)
+    print(f"{given.weights}: {weights.title}", file=sys.stderr)
+    chosen = {"projector": given.output == "projector", **_reading(given)}
+    pictures, width = embed(weights, given.source, given.out, **chosen)
+    print(f"{given.out}: {pictures} pictures, {width} dimensions")
+    return 0
+
+
+def _export(given: argparse.Namespace) -> int:
+    from meanshift.weights import export, load_weights
+
+    print(f"exported: {export(load_weights(given.weights), given.out)}")
+    return 0

@@ -1,0 +1,116 @@
+"""`meanshift demo` and `meanshift pretrain`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meanshift.cli.settings import add_settings, configure
+from meanshift.config import Config
+from meanshift.recipes import RECIPES, recipe
+
+if TYPE_CHECKING:
+    from meanshift.cli import Command
+    from meanshift.data import Source
+    from meanshift.train import Monitor
+
+
+def add(command: Command) -> None:
+    demo = command("demo", _demo, "the whole path on shipped pictures: train, judge, show a table")
+    demo.add_argument(
+        "--out", type=Path, default=Path("runs/demo"), metavar="RUN", help="run directory"
+    )
+    add_settings(demo)
+
+    pretrain = command(
+        "pretrain", _pretrain, "train; the same command continues a run that was stopped"
+    )
+    pretrain.add_argument("recipe", metavar="RECIPE", help=f"one of {', '.join(RECIPES)}")
+    pretrain.add_argument(
+        "--data", metavar="SOURCE", help="folder, .npz or .npy file, named dataset, or sample"
+    )
+    pretrain.add_argument("--out", type=Path, required=True, metavar="RUN", help="run directory")
+    add_settings(pretrain)
+
+
+def _pretrain(given: argparse.Namespace) -> int:
+    config = configure(given, recipe(given.recipe))
+    return _train(config, given.out)
+
+
+def _train(config: Config, out: Path) -> int:
+    from meanshift.train import Stopped, pretrain
+
+    try:
+        run = pretrain(config, out, monitor=_monitor(config))
+    except Stopped as stopped:
+        print(f"meanshift: {stopped}", file=sys.stderr)
+        return 128 + stopped.signal_number
+    print(f"finished: {run}")
+    return 0
+
+
+def _monitor(config: Config) -> Monitor | None:
+    """k-NN on the held-out pictures, handed to the loop that knows nothing of judging."""
+    from meanshift.data import train_and_held_out
+    from meanshift.evaluate.knn import KNNMonitor
+
+    train, held = train_and_held_out(
+        config.data.source, config.data.held_out, seed=config.train.seed
+    )
+    if held is None or not _labelled(train) or not _labelled(held):
+        why = "nothing held out" if held is None and _labelled(train) else "no labels"
+        print(
+            f"{train.name}: {len(train)} pictures, {why}: no k-NN while training", file=sys.stderr
+        )
+        return None
+    print(
+        f"{train.name}: {len(train)} pictures to train on, {len(held)} held out for k-NN, "
+        f"{len(train.classes)} classes",
+        file=sys.stderr,
+    )
+    return KNNMonitor(train, held, image_size=config.data.image_size)
+
+
+def _labelled(source: Source) -> bool:
+    return source.labels is not None and bool((source.labels >= 0).any())
+
+
+def _demo(given: argparse.Namespace) -> int:
+    from meanshift.console import table
+    from meanshift.data import train_and_held_out
+    from meanshift.evaluate import knn
+    from meanshift.journal import Journal
+    from meanshift.subject import Subject
+    from meanshift.weights import load_weights
+
+    config = configure(given, recipe("demo"))
+    train, held = train_and_held_out(
+        config.data.source, config.data.held_out, seed=config.train.seed
+    )
+    if held is None or not (train.uniform and _labelled(train) and _labelled(held)):
+        raise ValueError(f"{config.data.source}: need labelled arrays with a held-out part")
+    code = _train(config, given.out)
+    if code:
+        return code
+    figures, cards = dict[str, dict[str, float]](), {}
+    for title, weights in {
+        "raw pixels": "pixels",
+        "untrained encoder": f"untrained:{given.out}",
+        "after Mean Shift training": str(given.out),
+    }.items():
+        subject = Subject(
+            load_weights(weights),
+            config.data.source,
+            device=config.train.device,
+            image_size=config.data.image_size,
+            home=given.out,
+        )
+        result = knn.evaluate(subject)
+        figures[title], cards[title] = result.figures, subject.card(result)
+    Journal.open(given.out).save_result("demo", {"rows": figures, "cards": cards})
+    print(f"\nheld-out pictures, accuracy in %\n{table(figures)}")
+    print(f"\nthe run lies in {given.out} (metrics.jsonl, checkpoints/, snapshots/, results/)")
+    return 0
