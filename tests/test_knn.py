@@ -3,20 +3,26 @@
 import collections
 import math
 import operator
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.neighbors import KNeighborsClassifier
+from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
 from torch import nn
 
+from meanshift import config
 from meanshift.augment import normalise
 from meanshift.bank import nearest
 from meanshift.data import open_source
 from meanshift.data.arrays import ArraySource
-from meanshift.evaluate.knn import KNNMonitor, knn_accuracy, vote
+from meanshift.encoder import build_backbone
+from meanshift.evaluate import knn
+from meanshift.evaluate.knn import KNNMonitor, knn_accuracy, neighbours, vote
+from meanshift.features import extract
 
 
 def random_rows(count, dim, seed=0):
@@ -70,6 +76,106 @@ def test_ties_go_to_the_nearest_among_the_tied(labels, expected):
 @settings(deadline=None, max_examples=100, derandomize=True)
 def test_votes_match_plain_counting(rows):
     assert vote(torch.tensor(rows), 5)[:, 0].tolist() == [winner(row) for row in rows]
+
+
+@given(
+    st.integers(1, 9).flatmap(
+        lambda k: st.lists(
+            st.lists(st.tuples(st.integers(0, 7), st.integers(1, 16)), min_size=k, max_size=k),
+            min_size=1,
+            max_size=5,
+        )
+    )
+)
+@settings(deadline=None, max_examples=100, derandomize=True)
+def test_weighted_votes_and_their_ranking_match_plain_counting(rows):
+    labels = torch.tensor([[label for label, _ in row] for row in rows])
+    weights = torch.tensor([[weight / 16 for _, weight in row] for row in rows])
+    for got, row in zip(vote(labels, 8, weights).tolist(), rows, strict=True):
+        total = collections.Counter()
+        for label, weight in row:
+            total[label] += weight
+        first = list(dict.fromkeys(label for label, _ in row))
+        ranked = sorted(first, key=lambda label: (-total[label], first.index(label)))[:5]
+        assert got == ranked + [-1] * (len(got) - len(ranked))
+
+
+# Neighbours
+
+
+@pytest.fixture(scope="module")
+def real_features():
+    """What an encoder makes of real pictures: (training rows, labels, test rows, labels)."""
+    torch.manual_seed(0)
+    backbone, _ = build_backbone(config.Encoder(name="resnet10", width=0.5))
+    made = []
+    for part in (cut("train", 2000), cut("test", 400)):
+        made += [extract(backbone, part, image_size=32, device=torch.device("cpu")), part.labels]
+    return made
+
+
+def test_neighbours_of_real_features_are_those_of_scikit_learn(real_features):
+    train, labels, test, truth = real_features
+    slots, similarity = (
+        torch.cat(parts) for parts in zip(*neighbours(train, test, 20, chunk=150), strict=True)
+    )
+    theirs = NearestNeighbors(n_neighbors=20, metric="cosine", algorithm="brute")
+    distance, expected = theirs.fit(train.double().numpy()).kneighbors(test.double().numpy())
+    np.testing.assert_allclose(1 - similarity.numpy(), distance, atol=2e-6)
+    assert (slots.numpy() == expected).mean() > 0.999  # float32 may swap two that are as near
+    for k in (1, 7, 20):
+        voted = [winner(labels[row[:k]].tolist()) for row in expected]
+        share = 100 * float((torch.tensor(voted) == truth).double().mean())
+        got = knn_accuracy(train, labels, test, truth, ks=[k])[f"{k}-NN"]
+        assert got == pytest.approx(share, abs=0.251)  # at most one of 400 may differ by a swap
+
+
+def test_top_five_counts_the_labels_with_votes_only(real_features):
+    train, labels, test, truth = real_features
+    got = knn_accuracy(train, labels, test, truth, ks=[3, 20], top5=True)
+    assert list(got) == ["3-NN", "20-NN", "20-NN top-5"]
+    slots = torch.cat([slots for slots, _ in neighbours(train, test, 20)])
+    right = 0
+    for row, label in zip(labels[slots].tolist(), truth.tolist(), strict=True):
+        counts = collections.Counter(row)
+        ranked = sorted(counts, key=lambda one: (-counts[one], row.index(one)))
+        right += label in ranked[:5]
+    assert got["20-NN top-5"] == pytest.approx(100 * right / len(truth))
+    assert got["20-NN"] < got["20-NN top-5"] < 100
+
+
+@pytest.mark.parametrize("rows", [7, 64, 333, 5000])
+@pytest.mark.parametrize("chunk", [1, 50, 400])
+def test_neighbours_do_not_depend_on_the_parts_in_which_they_are_sought(monkeypatch, rows, chunk):
+    train, test = random_rows(1000, 6, 1), random_rows(130, 6, 2)
+    expected = [torch.cat(parts) for parts in zip(*neighbours(train, test, 9), strict=True)]
+    monkeypatch.setattr(knn, "ROWS", rows)
+    got = [torch.cat(parts) for parts in zip(*neighbours(train, test, 9, chunk=chunk), strict=True)]
+    assert torch.equal(got[0], expected[0])
+    torch.testing.assert_close(got[1], expected[1], atol=1e-6, rtol=1e-6)
+
+
+def test_of_equally_near_pictures_the_first_is_nearer():
+    train = torch.eye(4).repeat(3, 1)[:, [0, 1, 2, 3]]
+    ((slots, similarity),) = neighbours(train, torch.eye(4), 3)
+    assert slots.tolist() == [[i, i + 4, i + 8] for i in range(4)]
+    assert similarity.eq(1).all()
+
+
+@pytest.mark.slow
+def test_memory_is_set_by_the_chunk():
+    """20,000 x 100,000 similarities would be 8 GB; the search may add 300 MB."""
+    code = """
+import resource, torch
+from meanshift.evaluate.knn import neighbours
+train, test = torch.randn(100_000, 64), torch.randn(20_000, 64)
+list(neighbours(train[:5000], test[:3000], 20))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+list(neighbours(train, test, 20))
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 300
 
 
 # Accuracy

@@ -17,7 +17,10 @@ def add(command: Command) -> None:
 
     bench = command("bench", _bench, "the speed figures, as ratios measured in one run")
     bench.add_argument(
-        "name", choices=["step"], help="step: a whole step against its two bare encoders"
+        "name",
+        choices=["step", "judge"],
+        help="step: a whole step against its two bare encoders; judge: k-NN, k-means and the "
+        "cached linear layer against faiss and scikit-learn",
     )
     bench.add_argument(
         "--rounds", type=int, default=3, help="interleaved rounds; the median counts"
@@ -32,7 +35,10 @@ def _recipes(_: argparse.Namespace) -> int:
 
 
 def _bench(given: argparse.Namespace) -> int:
-    from meanshift.bench import STEP, bench_step
+    from meanshift.bench import STEP, bench_judge, bench_step
 
-    print(bench_step(configure(given, STEP), rounds=given.rounds))
+    if given.name == "judge":
+        print(bench_judge(rounds=given.rounds))
+    else:
+        print(bench_step(configure(given, STEP), rounds=given.rounds))
     return 0
