@@ -63,6 +63,7 @@ class Subject:
         weights: Weights,
         data: str | None = None,
         *,
+        like: Subject | None = None,
         labels: Path | None = None,
         split: str = "",
         seed: int | None = None,
@@ -73,21 +74,26 @@ class Subject:
         home: Path | None = None,
     ) -> None:
         config = weights.config
+        if like is not None:  # side by side: the same pictures, cut in the same way
+            data, seed = like.data, like.seed
         if data is None and config is None:
             raise ValueError(f"{weights.title}: say on which pictures, with --data SOURCE")
         self.weights, self.workers, self.resize = weights, workers, resize
-        self.data = data if data is not None else config.data.source if config else ""
+        self.data: str = data if data is not None else config.data.source if config else ""
         self.own = config is not None and _same(self.data, config.data.source)
-        self.seed = seed if seed is not None else config.train.seed if config else 0
+        self.seed: int = seed if seed is not None else config.train.seed if config else 0
         self.image_size = image_size or weights.image_size
         self.home = home or weights.home
         self.device = pick_device(device)
         self.precision = pick_precision("auto", self.device)
         self.backbone: nn.Module = weights.backbone.to(self.device)
         self.fingerprint = fingerprint(weights.backbone)
-        held_out = config.data.held_out if config is not None and self.own else "auto"
         self.mean = torch.zeros(())
-        self.sources, self.split = _parts(self.data, labels, split, held_out, self.seed)
+        if like is None:
+            held_out = config.data.held_out if config is not None and self.own else "auto"
+            self.sources, self.split = _parts(self.data, labels, split, held_out, self.seed)
+        else:
+            self.sources, self.split = like.sources, like.split
 
     @functools.cached_property
     def train(self) -> Part:

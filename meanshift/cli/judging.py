@@ -128,14 +128,16 @@ def _evaluate(given: argparse.Namespace) -> int:
         "cluster": {"clusters": given.clusters},
     }
     figures: dict[str, dict[str, dict[str, float]]] = {name: {} for name in names}
+    first: Subject | None = None
     for spec in specs:
         weights, home = load_weights(spec), given.out
         if home is not None and len(specs) > 1:
             home = home / weights.home.name / weights.name
         subject = Subject(
-            weights, given.data, split=given.split, seed=given.seed, home=home,
+            weights, given.data, like=first, split=given.split, seed=given.seed, home=home,
             **_reading(given)
         )  # fmt: skip
+        first = first or subject
         print(f"{spec}: {weights.title}; {subject.data}: {subject.split}", file=sys.stderr)
         for name in dict.fromkeys(names):
             protocol = importlib.import_module(f"meanshift.evaluate.{name}")
