@@ -9,10 +9,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import sys
 import warnings
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,6 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms.v2 import functional as TF
-from tqdm import tqdm
 
 from meanshift.augment import normalise
 from meanshift.data import Source, Unreadable
@@ -29,6 +27,7 @@ from meanshift.data.loader import leave_signals_to_the_run
 from meanshift.encoder import memory_format
 from meanshift.journal import whole_file, write_atomically
 from meanshift.machine import autocast
+from meanshift.progress import progress
 
 _PREPARED = 1  # raised whenever `prepare` changes, so that older files are not met again
 
@@ -114,7 +113,7 @@ def stored(
             precision=precision,
             workers=workers,
             bad=bad,
-            bar=True,
+            shown=True,
         )
         told = {**key, "source": source.name}
         try:
@@ -186,7 +185,7 @@ def _stream(
     bad: dict[int, Unreadable],
     batch_size: int = 256,
     workers: int = 0,
-    bar: bool = False,
+    shown: bool = False,
 ) -> Generator[Float[Tensor, "batch features"], None, None]:
     """Features batch by batch; pictures are decoded by the workers while the network computes."""
     layout = memory_format(network)
@@ -198,22 +197,16 @@ def _stream(
         worker_init_fn=leave_signals_to_the_run,
         generator=torch.Generator(),  # its base seed must not come from the global generator
     )
-    shown = tqdm(
-        total=len(source),
-        desc="features",
-        unit="pic",
-        unit_scale=True,
-        dynamic_ncols=True,
-        disable=not (bar and sys.stderr.isatty()),
-    )
-    with judged(network), shown:
+    bar = progress("features", len(source), unit="pic") if shown else nullcontext()
+    with judged(network), bar as moving:
         for pictures, unreadable in loader:
             bad |= unreadable
             view = normalise(pictures.to(device, non_blocking=True).float().div_(255))
             with torch.no_grad(), autocast(device, precision):
                 rows = network(view.contiguous(memory_format=layout))
             yield rows.float().cpu()
-            shown.update(len(pictures))
+            if moving is not None:
+                moving.update(len(pictures))
 
 
 class _Prepared(Dataset[tuple[Tensor, dict[int, Unreadable]]]):

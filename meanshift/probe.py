@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
-from tqdm import tqdm
 
 from meanshift import checkpoint, keyed
 from meanshift.augment import TwoViews
@@ -23,6 +21,7 @@ from meanshift.data.loader import batches, steps_an_epoch
 from meanshift.encoder import memory_format
 from meanshift.features import judged
 from meanshift.machine import autocast
+from meanshift.progress import progress
 from meanshift.subject import Part, Subject
 
 VIEWS = Views(same_view=True, online="weak", crop_area=(0.08, 1.0))
@@ -172,8 +171,7 @@ def train_layers(
         heads.load_state_dict(state["heads"])
         optimizer.load_state_dict(state["optimizer"])
         top1, top5, done = state["top1"], state["top5"], state["epoch"]
-    tty = sys.stderr.isatty()
-    bar = tqdm(total=recipe.epochs * steps, desc=title, disable=not tty, dynamic_ncols=True)
+    bar = progress(title, recipe.epochs * steps)
     bar.update(done * steps)
 
     def end_epoch(done: int) -> None:

@@ -191,17 +191,21 @@ def _parts(
     splits = dict(open_source(spec, labels=labels))
     whole = splits.pop("train")
     train = splits.pop("labelled", whole)
-    if train.labels is None or not bool((train.labels >= 0).any()):
+    if not _any_label(train):
         return (whole, None), "one part, no labels"
     if split and split not in splits:
         raise ValueError(f"{spec}: no split {split!r}; it has {', '.join(splits) or 'only train'}")
-    name = split or next((name for name in splits if splits[name].labels is not None), "")
+    name = split or next((name for name in splits if _any_label(splits[name])), "")
     if name:
         test = same_classes(splits[name], train)
         return (_labelled(train), _labelled(test)), f"the source's own train and {name}"
     train = _labelled(train)
     share = 0.1 if len(train) >= 100 else 0.25
     return hold_out(train, share, seed=seed), f"{share:.0%} held out, stratified, seed {seed}"
+
+
+def _any_label(source: Source) -> bool:
+    return source.labels is not None and bool((source.labels >= 0).any())
 
 
 def _labelled(source: Source) -> Source:

@@ -14,7 +14,7 @@ PACKAGE = Path(meanshift.__file__).parent
 FLOORS = (  # from the ground up: a room may import rooms of lower floors only
     "fields",
     "config",
-    "recipes keyed distributed journal machine",
+    "recipes keyed distributed journal machine progress",
     "data augment encoder bank",
     "methods optim health checkpoint features",
     "console foreign",
@@ -31,6 +31,7 @@ NARROWER = {  # the rooms for which the plan allows less than every lower floor
     "keyed": "",
     "distributed": "",
     "machine": "",
+    "progress": "",
     "recipes": "config",
     "journal": "config",
     "data": "config keyed distributed",

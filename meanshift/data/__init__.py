@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from meanshift.data import arrays, folder, named, sample
-from meanshift.data.labels import read_labels
+from meanshift.data.labels import is_table, read_labels
 from meanshift.data.source import Cut, Source, Unreadable, hold_out, stratified
 
 __all__ = [
@@ -53,7 +53,7 @@ def open_source(spec: str, *, labels: Path | None = None) -> Mapping[str, Source
 
 def _open_folder(root: Path, labels: Path | None) -> dict[str, Source]:
     beside = root / "labels.csv"
-    path = labels or (beside if beside.is_file() else None)
+    path = labels or (beside if beside.is_file() and is_table(beside) else None)
     table = None if path is None else read_labels(path)
     sources = {
         name: folder.FolderSource(part, table, "" if part == root else f"{name}/")

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 import csv
+import warnings
 from pathlib import Path
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file that lies in a folder by chance or on purpose is meant for us."""
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        first = file.readline().strip()
+    if [cell.strip().lower() for cell in first.split(",")[:2]] == ["file", "label"]:
+        return True
+    warnings.warn(f"{path}: begins with {first[:40]!r}, not file,label: not used", stacklevel=4)
+    return False
 
 
 def read_labels(path: Path) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.nn import functional as F
-from tqdm import tqdm
 
 from meanshift import keyed
 from meanshift.augment import TwoViews
@@ -21,6 +19,7 @@ from meanshift.encoder import memory_format
 from meanshift.features import extract
 from meanshift.machine import autocast
 from meanshift.probe import VIEWS, Recipe, Standardise, accuracy, fit_layers
+from meanshift.progress import progress
 from meanshift.subject import Part, Result, Subject
 
 
@@ -127,31 +126,29 @@ def _fine_tune(
     # Batch norm in training mode needs two pictures or more, so an epoch has whole batches only.
     batch_size = min(recipe.batch_size, len(train.source))
     stop = recipe.epochs * (len(train.source) // batch_size)
-    for batch in tqdm(
-        batches(
-            train.source,
-            views.crop,
-            batch_size=batch_size,
-            seed=seed,
-            start=0,
-            stop=stop,
-            workers=subject.workers,
-            pin_memory=device.type == "cuda",
-        ),
-        total=stop,
-        desc=title,
-        disable=not sys.stderr.isatty(),
-        dynamic_ncols=True,
+    bar = progress(title, stop)
+    for batch in batches(
+        train.source,
+        views.crop,
+        batch_size=batch_size,
+        seed=seed,
+        start=0,
+        stop=stop,
+        workers=subject.workers,
+        pin_memory=device.type == "cuda",
     ):
         batch = batch.to(device)
         optimizer.param_groups[0]["lr"] = recipe.lr * recipe.factor(batch.epoch)
         view, _ = views.finish(batch.pictures, batch.epoch, batch.ids)
         with autocast(device, subject.precision):
             scores = network(view.contiguous(memory_format=layout))
+        assert batch.labels is not None
         loss = F.cross_entropy(scores.float(), batch.labels)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
+        bar.update()
+    bar.close()
     features = extract(
         backbone,
         subject.test.source,

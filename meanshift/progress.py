@@ -1,0 +1,21 @@
+"""A bar on a terminal; in a log, a line now and then once work turns out to be long."""
+
+from __future__ import annotations
+
+import sys
+
+from tqdm import tqdm
+
+
+def progress(title: str, total: int, *, unit: str = "it") -> tqdm:
+    """A bar to `update`; in a `with` it closes itself."""
+    quiet = 0.0 if sys.stderr.isatty() else 60.0
+    return tqdm(
+        desc=title,
+        total=total,
+        unit=unit,
+        unit_scale=True,
+        dynamic_ncols=True,
+        delay=quiet,
+        mininterval=quiet or 0.1,
+    )
