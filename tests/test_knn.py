@@ -162,6 +162,14 @@ def test_of_equally_near_pictures_the_first_is_nearer():
     assert similarity.eq(1).all()
 
 
+@pytest.mark.parametrize("copies", [40, 300])
+def test_of_many_copies_the_first_are_found(copies):
+    """Also at the last place, where a plain top-k takes any of them."""
+    train = torch.cat([random_rows(50, 8, 1), torch.ones(copies, 8), random_rows(50, 8, 2)])
+    ((slots, _),) = neighbours(train, torch.ones(3, 8), 20)
+    assert slots.tolist() == [list(range(50, 70))] * 3
+
+
 @pytest.mark.slow
 def test_memory_is_set_by_the_chunk():
     """20,000 x 100,000 similarities would be 8 GB; the search may add 300 MB."""

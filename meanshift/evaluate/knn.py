@@ -97,7 +97,7 @@ def neighbours(
     for start in range(0, len(train), ROWS):
         rows = F.normalize(train[start : start + ROWS].to(device), dim=1)
         for which, part in enumerate(queries):
-            slots, similarity = nearest(part, rows, min(count, len(rows)), chunk_bytes=BYTES)
+            slots, similarity = _first_of_equals(part, rows, count)
             slots += start
             if start:
                 slots = torch.cat([best[which][0], slots], 1)
@@ -106,6 +106,18 @@ def neighbours(
             else:
                 best.append(_in_order(slots, similarity, count))
     return ((slots.cpu(), similarity.cpu()) for slots, similarity in best)
+
+
+def _first_of_equals(part: Tensor, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The nearest rows; where the last place is tied the rows that stand first have it."""
+    slots, similarity = nearest(part, rows, min(count + 1, len(rows)), chunk_bytes=BYTES)
+    if len(rows) <= count:
+        return slots, similarity
+    tied = (similarity[:, count - 1] == similarity[:, count]).nonzero()[:, 0]
+    for few in tied.split(64):  # duplicates in the data, as a rule
+        values, order = (part[few] @ rows.T).sort(dim=1, descending=True, stable=True)
+        slots[few, :count], similarity[few, :count] = order[:, :count], values[:, :count]
+    return slots[:, :count], similarity[:, :count]
 
 
 def _in_order(slots: Tensor, similarity: Tensor, count: int) -> tuple[Tensor, Tensor]:
