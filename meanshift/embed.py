@@ -31,6 +31,7 @@ def embed(
     resize: int = 0,
     workers: int = 0,
     device: str = "auto",
+    precision: str = "float32",
 ) -> tuple[int, int]:
     """Write names, ids, splits, labels and embeddings of all pictures: (pictures, dimensions).
 
@@ -55,7 +56,7 @@ def embed(
             image_size=image_size or weights.image_size,
             resize=resize,
             device=where,
-            precision=pick_precision("auto", where),
+            precision=pick_precision(precision, where),
             workers=workers,
         )
         parts.append((split, part, features, kept))

@@ -29,7 +29,7 @@ from meanshift.journal import whole_file, write_atomically
 from meanshift.machine import autocast
 from meanshift.progress import progress
 
-_PREPARED = 1  # raised whenever `prepare` changes, so that older files are not met again
+PREPARED = 1  # raised whenever `prepare` changes, so that older files are not met again
 
 
 def extract(
@@ -95,7 +95,7 @@ def stored(
         "image_size": image_size,
         "resize": resize,
         "precision": str(precision),
-        "prepared": _PREPARED,
+        "prepared": PREPARED,
     }
     name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
     path, beside = folder / f"{name}.npy", folder / f"{name}.json"
@@ -123,8 +123,8 @@ def stored(
             write_atomically(beside, json.dumps(told, indent=2) + "\n")
         except OSError as error:
             raise OSError(
-                f"{path}: the features could not be written ({error}); make room and type the same "
-                f"command again"
+                f"{path}: the features could not be written ({error}); make room, or choose "
+                f"another place with --out, and type the command again"
             ) from error
         known = _opened(path, beside, len(source))
         assert known is not None
@@ -169,8 +169,14 @@ def prepare(
     else:
         unbound = (_readable(source, index, image_size, bad) for index in indices.tolist())
     short, square = [resize or round(image_size * 256 / 224)], [image_size, image_size]
+    keep = image_size <= 64  # files of small pictures are judged as arrays of them are
     return torch.stack(
-        [TF.center_crop(TF.resize(one, short, antialias=True), square) for one in unbound]
+        [
+            one
+            if keep and list(one.shape[1:]) == square
+            else TF.center_crop(TF.resize(one, short, antialias=True), square)
+            for one in unbound
+        ]
     )
 
 
@@ -228,7 +234,7 @@ class _Prepared(Dataset[tuple[Tensor, dict[int, Unreadable]]]):
 def _write(path: Path, rows: Iterable[Tensor], bad: dict[int, Unreadable]) -> None:
     """Rows to an .npy file, as they come; those of unreadable pictures are left out."""
     count = seen = width = 0
-    with whole_file(path) as file:
+    with whole_file(path, shared=True) as file:
         for part in rows:
             width = part.shape[1]
             if not count and not seen:

@@ -129,14 +129,18 @@ def environment() -> dict[str, Any]:
 
 def write_atomically(path: Path, content: str) -> None:
     """Write a text file whole or not at all."""
-    with whole_file(path) as file:
+    with whole_file(path, shared=True) as file:
         file.write(content.encode())
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write beside `path`; only when all of it is on the disk does it take its place."""
-    beside = path.with_name(f".{path.name}.part")
+def whole_file(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
+    """A file to write beside `path`; only when all of it is on the disk does it take its place.
+
+    Where several processes may write a `shared` one at once, each has its own beside it.
+    """
+    own = f".{os.getpid()}" if shared else ""
+    beside = path.with_name(f".{path.name}{own}.part")
     try:
         with beside.open("wb") as file:
             yield file

@@ -19,7 +19,7 @@ from meanshift.config import Views
 from meanshift.data import Source
 from meanshift.data.loader import batches, steps_an_epoch
 from meanshift.encoder import memory_format
-from meanshift.features import judged
+from meanshift.features import PREPARED, judged
 from meanshift.machine import autocast
 from meanshift.progress import progress
 from meanshift.subject import Part, Subject
@@ -38,6 +38,24 @@ class Recipe:
     batch_size: int = 256
     epochs: int = 40
     milestones: tuple[int, ...] = (15, 30)
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or not self.lr > 0:
+            raise ValueError(
+                f"got --epochs {self.epochs} and --lr {self.lr:g}, need 1 or more and above 0"
+            )
+
+    @staticmethod
+    def of(epochs: int, lr: float) -> Recipe:
+        """The paper's in more or fewer epochs: the rate falls after 3/8 and 3/4 of them."""
+        milestones = tuple(max(1, round(share * epochs)) for share in (3 / 8, 3 / 4))
+        return Recipe(lr=lr, epochs=epochs, milestones=milestones)
+
+    @property
+    def tag(self) -> str:
+        """What a result's name adds when this is not the paper's recipe."""
+        epochs = "" if self.epochs == Recipe.epochs else f"-{self.epochs}-epochs"
+        return epochs + ("" if self.lr == Recipe.lr else f"-lr-{self.lr:g}")
 
     def factor(self, epoch: int) -> float:
         """What the rate is multiplied with in an epoch, counted from 0."""
@@ -219,7 +237,8 @@ def fit_layers(
         stream = cached_stream(train.features, train.labels, **options)
     else:
         told = [subject.fingerprint, train.source.contents(), test.source.contents()]
-        key = repr([*told, recipe, seed, list(lrs), subject.image_size])
+        prepared = [PREPARED, subject.image_size, subject.resize, subject.precision]
+        key = repr([*told, *prepared, recipe, seed, list(lrs)])
         name = f"layers-{hashlib.sha256(key.encode()).hexdigest()[:16]}.pt"
         path, start = _kept(subject.home / "features" / name)
         stream = augmented_stream(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +15,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from meanshift import keyed
+from meanshift.config import Config
 from meanshift.data import Cut, Source, hold_out, open_source, same_classes, train_and_held_out
-from meanshift.features import stored
+from meanshift.features import extract, stored
 from meanshift.journal import Journal, environment, whole_file
 from meanshift.machine import pick_device, pick_precision
-from meanshift.weights import Weights, fingerprint
+from meanshift.weights import Pixels, Weights, fingerprint
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Result:
     name: str
     figures: dict[str, float]
     settings: dict[str, Any]
-    arrays: dict[str, Tensor] = field(default_factory=dict)
+    arrays: dict[str, Any] = field(default_factory=dict)
 
 
 class Subject:
@@ -71,29 +74,39 @@ class Subject:
         resize: int = 0,
         workers: int = 0,
         device: str = "auto",
+        precision: str = "float32",
         home: Path | None = None,
     ) -> None:
         config = weights.config
-        if like is not None:  # side by side: the same pictures, cut in the same way
-            data, seed = like.data, like.seed
+        if data is None and like is not None:
+            data = like.data
         if data is None and config is None:
             raise ValueError(f"{weights.title}: say on which pictures, with --data SOURCE")
         self.weights, self.workers, self.resize = weights, workers, resize
         self.data: str = data if data is not None else config.data.source if config else ""
-        self.own = config is not None and _same(self.data, config.data.source)
-        self.seed: int = seed if seed is not None else config.train.seed if config else 0
+        usual = config.train.seed if config else like.seed if like else 0
+        self.seed: int = usual if seed is None else seed
         self.image_size = image_size or weights.image_size
         self.home = home or weights.home
         self.device = pick_device(device)
-        self.precision = pick_precision("auto", self.device)
+        self.precision = pick_precision(precision, self.device)
         self.backbone: nn.Module = weights.backbone.to(self.device)
-        self.fingerprint = fingerprint(weights.backbone)
-        self.mean = torch.zeros(())
-        if like is None:
-            held_out = config.data.held_out if config is not None and self.own else "auto"
-            self.sources, self.split = _parts(self.data, labels, split, held_out, self.seed)
-        else:
+        own = config if config and _same(self.data, config.data.source) else None
+        self.sources, self.split = _parts(self.data, labels, split, own)
+        words = [weights.name, "" if own else re.sub(r"\W+", "-", Path(self.data).stem), split]
+        if like is not None:  # side by side: the same pictures, cut in the same way
+            others = _held(self) != _held(like)
             self.sources, self.split = like.sources, like.split
+            if own and others:
+                self.split += "; this run held out others, so it has seen some of them unlabelled"
+                warnings.warn(f"{weights.spec}: {self.split}", stacklevel=2)
+                words.append("compared")
+        words += [f"seed{self.seed}"] if self.seed != usual else []
+        self.name = "-".join(filter(None, words))
+        self.labels_file = labels
+        if isinstance(self.backbone, Pixels):
+            self.backbone.centre(self._mean_pixels())
+        self.fingerprint = fingerprint(self.backbone)
 
     @functools.cached_property
     def train(self) -> Part:
@@ -110,6 +123,7 @@ class Subject:
 
     @property
     def classes(self) -> int:
+        """Outputs that a classifier of these labels needs."""
         _ = self.test  # says what is missing
         return int(torch.cat([self.train.labels, self.test.labels]).max()) + 1
 
@@ -125,33 +139,37 @@ class Subject:
             precision=self.precision,
             workers=self.workers,
         )
-        kept_source = source if len(kept) == len(source) else source.take(kept)
-        if self.weights.centred:
-            if source is self.sources[0]:
-                self.mean = features.mean(0)
-            else:
-                _ = self.train
-            features = features - self.mean
-        return Part(kept_source, features)
+        return Part(source if len(kept) == len(source) else source.take(kept), features)
+
+    def _mean_pixels(self) -> Tensor:
+        """The mean of (some thousand) training pictures."""
+        train = self.sources[0]
+        some = train.take(keyed.choose(0, len(train), 10_000, keyed.PROBE))
+        size, resize = self.image_size, self.resize
+        rows = extract(self.backbone, some, image_size=size, resize=resize, device=self.device)
+        return rows.mean(0)
 
     def card(self, result: Result) -> dict[str, Any]:
         """What must stand beside a figure: protocol, data, weights, seed, versions, date."""
         here = environment()
-        parts = {"train": self.train} | ({} if self.sources[1] is None else {"test": self.test})
+        asked = [name for name in ("train", "test") if name in self.__dict__]  # and so made
+        parts: dict[str, Part] = {name: getattr(self, name) for name in asked}
+        whole = dict(zip(("train", "test"), self.sources, strict=True))
         return {
             "protocol": result.name,
             "settings": result.settings,
             "data": self.data,
             "split": self.split,
             "sizes": {name: len(part.source) for name, part in parts.items()},
-            "unreadable": sum(map(len, filter(None, self.sources)))
-            - sum(len(part.source) for part in parts.values()),
+            "unreadable": sum(len(whole[name] or ()) - len(parts[name].source) for name in parts),
+            "labels": str(self.labels_file) if self.labels_file else "the source's own",
             "weights": self.fingerprint,
             "judged": f"{self.weights.spec}: {self.weights.title}",
             "seed": self.seed,
             "image_size": self.image_size,
-            "resize": self.resize or "256/224 of image_size; small arrays as they are",
+            "resize": self.resize or "256/224 of image_size; small pictures as they are",
             "precision": str(self.precision),
+            "device": str(self.device),
             "versions": here["versions"],
             "command": here["command"],
             "date": here["date"],
@@ -162,16 +180,20 @@ class Subject:
 
         Of other weights than a run's newest, or other pictures than its own, the name says so.
         """
-        where = [] if self.own else [re.sub(r"\W+", "-", Path(self.data).stem)]
-        name = "-".join([result.name, *filter(None, [self.weights.name]), *where])
-        self.home.mkdir(parents=True, exist_ok=True)
+        name = "-".join(filter(None, [result.name, self.name]))
+        results = self.home / "results"
+        results.mkdir(parents=True, exist_ok=True)
         if result.arrays:
-            (self.home / "results").mkdir(exist_ok=True)
-            with whole_file(self.home / "results" / f"{name}.npz") as file:
-                arrays: Any = {name: held.numpy() for name, held in result.arrays.items()}
-                np.savez_compressed(file, **arrays)
+            with whole_file(results / f"{name}.npz", shared=True) as file:
+                np.savez_compressed(file, **result.arrays)
         whole: Mapping[str, Any] = {"figures": result.figures, "card": self.card(result)}
         return Journal(self.home).save_result(name, whole)
+
+
+def _held(subject: Subject) -> str:
+    """Which pictures are judged on."""
+    test = subject.sources[1]
+    return "" if test is None else test.fingerprint()
 
 
 def _same(one: str, other: str) -> bool:
@@ -179,29 +201,37 @@ def _same(one: str, other: str) -> bool:
 
 
 def _parts(
-    spec: str, labels: Path | None, split: str, held_out: float | str, seed: int
+    spec: str, labels: Path | None, split: str, own: Config | None
 ) -> tuple[tuple[Source, Source | None], str]:
-    """What to learn the labels from, what to judge on, and in words how the two were made."""
-    if held_out not in ("auto", "none", 0.0) and labels is None and not split:
-        train, test = train_and_held_out(spec, held_out, seed=seed)
-        told = f"held out as in the run: {held_out}, seed {seed}"
-        if train.labels is None or test is None or test.labels is None:
-            return (train, None), f"{told}; no labels"
-        return (_labelled(train), _labelled(test)), told
+    """What to learn the labels from, what to judge on, and in words how the two were made.
+
+    A run is judged on the pictures that it held out, whatever else is asked for.
+    """
     splits = dict(open_source(spec, labels=labels))
-    whole = splits.pop("train")
+    whole, seed, seen = splits.pop("train"), own.train.seed if own else 0, ""
     train = splits.pop("labelled", whole)
     if not _any_label(train):
         return (whole, None), "one part, no labels"
-    if split and split not in splits:
-        raise ValueError(f"{spec}: no split {split!r}; it has {', '.join(splits) or 'only train'}")
+    if split and (split not in splits or not _any_label(splits[split])):
+        usable = ", ".join(name for name in splits if _any_label(splits[name])) or "only train"
+        raise ValueError(f"--split: {spec} has no labelled split {split!r}; it has {usable}")
+    if own and not split and train is whole:
+        first, held = train_and_held_out(spec, own.data.held_out, seed=seed)  # as the run did
+        if isinstance(first, Cut) and isinstance(held, Cut):
+            parts = whole.take(first.indices), whole.take(held.indices)
+            if all(map(_any_label, parts)):
+                told = f"held out as in the run, {own.data.held_out}, seed {seed}"
+                return (_labelled(parts[0]), _labelled(parts[1])), told
+        split = str(own.data.held_out) if own.data.held_out in splits else ""
+        seen = "; the run has seen them unlabelled" if held is None else ""
     name = split or next((name for name in splits if _any_label(splits[name])), "")
     if name:
         test = same_classes(splits[name], train)
         return (_labelled(train), _labelled(test)), f"the source's own train and {name}"
     train = _labelled(train)
     share = 0.1 if len(train) >= 100 else 0.25
-    return hold_out(train, share, seed=seed), f"{share:.0%} held out, stratified, seed {seed}"
+    told = f"{share:.0%} held out, stratified, seed {seed}{seen}"
+    return hold_out(train, share, seed=seed), told
 
 
 def _any_label(source: Source) -> bool:

@@ -12,14 +12,35 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from meanshift import checkpoint, foreign, keyed
 from meanshift.config import Config
 from meanshift.encoder import Encoder, build_backbone
 from meanshift.journal import Journal, whole_file
 
+_SIDE = 32  # of the pictures whose pixels are taken as they are
 _OURS = "meanshift"  # the key under which an exported file keeps the settings of its run
+
+
+class Pixels(nn.Module):
+    """No encoder: a picture's pixels in one row, minus the mean of the training pictures."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3 * _SIDE * _SIDE))
+
+    def centre(self, mean: Float[Tensor, " pixels"]) -> None:
+        self.mean = self.mean + mean.to(self.mean)
+
+    def forward(self, pictures: Float[Tensor, "n 3 _ _"]) -> Float[Tensor, "n pixels"]:
+        if pictures.shape[2:] != (_SIDE, _SIDE):
+            pictures = F.interpolate(pictures, (_SIDE, _SIDE), mode="bilinear", antialias=True)
+        return pictures.flatten(1) - self.mean
 
 
 @dataclass(frozen=True)
@@ -36,8 +57,6 @@ class Weights:
     """added to the names of results when they are not those of a run's newest weights"""
     config: Config | None = None
     projector: nn.Module | None = None
-    centred: bool = False
-    """whether the mean of the training features is to be taken off, as pixels need it"""
 
 
 def load_weights(spec: Path | str) -> Weights:
@@ -54,7 +73,7 @@ def load_weights(spec: Path | str) -> Weights:
     if kind == "untrained" and rest:
         return _untrained(Path(rest))
     if kind == "pixels" and not path.exists():
-        return Weights("pixels", nn.Flatten(), "raw pixels, centred", 32, judged, centred=True)
+        return Weights("pixels", Pixels(), f"raw pixels at {_SIDE}x{_SIDE}", _SIDE, judged)
     if not path.exists():
         raise ValueError(
             f"{path}: not found; need a run directory, a file of weights, torchvision:NAME, "
@@ -73,10 +92,10 @@ def load_weights(spec: Path | str) -> Weights:
         inside = (run / "config.json").is_file()
         return _ours(held, path, run if inside else judged, path.stem if inside else "")
     if isinstance(held, Mapping) and _OURS in held:
-        return _exported(held, path, judged)
+        return _exported(held, path)
     found = foreign.recognise(held, path)
-    size, projector = found.image_size, found.projector
-    return Weights(str(spec), found.backbone, found.title, size, judged, projector=projector)
+    size, projector, home = found.image_size, found.projector, _home(path, found.backbone)
+    return Weights(str(spec), found.backbone, found.title, size, home, projector=projector)
 
 
 def load_encoder(weights: Path | str) -> nn.Module:
@@ -107,10 +126,14 @@ def export(weights: Weights, out: Path) -> Path:
 
 
 def fingerprint(network: nn.Module) -> str:
-    """A short name for exactly these weights."""
+    """A short name for exactly these weights, with the strides that leave no trace in them."""
     digest = hashlib.sha256()
+    for name, module in network.named_modules():
+        told = [getattr(module, at, None) for at in ("stride", "padding", "transform_input")]
+        digest.update(f"{name} {told}".encode())
     for name, tensor in sorted(network.state_dict().items()):
-        digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -140,7 +163,12 @@ def _untrained(run: Path) -> Weights:
     return Weights(name, encoder.backbone, title, size, run, "untrained", config, encoder.projector)
 
 
-def _exported(held: Mapping[str, Any], path: Path, home: Path) -> Weights:
+def _home(path: Path, backbone: nn.Module) -> Path:
+    """Where the results of a file belong: many files are called checkpoint.pth."""
+    return Path("judged") / f"{path.stem}-{fingerprint(backbone)[:6]}"
+
+
+def _exported(held: Mapping[str, Any], path: Path) -> Weights:
     told = json.loads(held[_OURS])
     config = Config.from_dict(told["config"])
     backbone, _ = build_backbone(config.encoder, image_size=config.data.image_size)
@@ -150,7 +178,8 @@ def _exported(held: Mapping[str, Any], path: Path, home: Path) -> Weights:
     except RuntimeError as error:
         raise ValueError(f"{path}: not a whole exported encoder ({error})") from None
     title = f"exported by meanshift, {told['title']}"
-    return Weights(str(path), backbone.eval(), title, config.data.image_size, home)
+    size, home = config.data.image_size, _home(path, backbone)
+    return Weights(str(path), backbone.eval(), title, size, home, config=config)
 
 
 def _describe(config: Config) -> str:

@@ -287,7 +287,7 @@ def test_another_preparation_has_other_features(network, folder, photos, changed
 
 def test_another_rule_of_preparation_has_other_features(network, folder, monkeypatch):
     keep(network, arrays(), folder)
-    monkeypatch.setattr(module, "_PREPARED", module._PREPARED + 1)
+    monkeypatch.setattr(module, "PREPARED", module.PREPARED + 1)
     assert keep(network, arrays(), folder)[2] == 3
 
 
@@ -387,10 +387,12 @@ def test_what_a_kill_leaves_behind_is_not_believed(network, folder, monkeypatch)
     keep(network, arrays(), folder)
     npy, beside = the(".npy", folder), the(".json", folder)
     content = npy.read_bytes()
-    npy.with_name(f".{npy.name}.part").write_bytes(content[:5000])
+    stray = npy.with_name(f".{npy.name}.1.part")
+    stray.write_bytes(content[:5000])
     npy.unlink()
     assert keep(network, arrays(), folder)[2] == 3
-    assert files_in(folder) == [".json", ".npy"]
+    assert files_in(folder) == [".json", ".npy", ".part"]
+    stray.unlink()
 
     def killed(*_):
         raise KeyboardInterrupt
@@ -440,14 +442,14 @@ def test_a_full_disc_is_named_and_nothing_torn_is_left(network, folder, monkeypa
     whole_file = journal.whole_file
 
     @contextmanager
-    def full(path):
-        with whole_file(path) as file:
+    def full(path, **options):
+        with whole_file(path, **options) as file:
             yield Full(file, room if path.suffix == suffix else 99)
 
     with monkeypatch.context() as patched:
         patched.setattr(module, "whole_file", full)
         patched.setattr(journal, "whole_file", full)
-        with pytest.raises(OSError, match=r"No space left.*; make room and type") as caught:
+        with pytest.raises(OSError, match=r"No space left.*; make room, or") as caught:
             keep(network.train(), arrays(), folder)
     assert str(folder) in str(caught.value)
     assert not [path for path in folder.iterdir() if path.suffix != ".npy"]
@@ -459,7 +461,7 @@ def test_a_full_disc_is_named_and_nothing_torn_is_left(network, folder, monkeypa
 
 
 def test_a_disc_that_is_full_from_the_start_is_named(network, folder, monkeypatch):
-    def full(path):
+    def full(path, **_):
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr(module, "whole_file", full)

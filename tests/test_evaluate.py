@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from meanshift import config, keyed, probe
 from meanshift.augment import TwoViews
+from meanshift.data import train_and_held_out
 from meanshift.encoder import build_backbone
 from meanshift.evaluate import NAMES, cluster, knn, linear, semi
 from meanshift.probe import Recipe, Standardise, augmented_stream, cached_stream, train_layers
@@ -258,16 +259,38 @@ def test_linear_reports_the_last_epoch_and_names_the_best(subject, monkeypatch):
     assert result.settings["best epoch"] == 2
 
 
-def test_the_cached_variant_says_so(subject):
-    judged = subject(train=60, test=30)
-    names = {}
-    for cached in (True, False):
-        result = linear.evaluate(judged, recipe=replace(SHORT, epochs=1), cached=cached)
-        names[result.name] = judged.card(result)["settings"]["views"]
-    assert names == {
-        "linear-cached": "none: features extracted once",
-        "linear": "crop 0.08-1, flip",
-    }
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({}, "linear"),
+        ({"cached": True}, "linear-cached"),
+        ({"cached": True, "sweep": (0.1,)}, "linear-cached-swept"),
+        ({"recipe": Recipe.of(10, 0.01)}, "linear-10-epochs"),
+        ({"recipe": Recipe.of(40, 0.3), "cached": True}, "linear-cached-lr-0.3"),
+    ],
+)
+def test_only_the_papers_recipe_is_called_linear(subject, monkeypatch, given, name):
+    curves = probe.Curves((0.01,), [[50.0]], [[90.0]])
+    monkeypatch.setattr(linear, "fit_layers", lambda *_, **__: curves)
+    result = linear.evaluate(subject(train=60, test=30), **given)
+    assert result.name == name
+    views = "none: features extracted once" if "cached" in name else "crop 0.08-1, flip"
+    assert result.settings["views"] == views
+
+
+@pytest.mark.parametrize(
+    ("epochs", "expected"), [(1, [1]), (2, [1, 0.1]), (4, [1, 1, 0.1, 0.01]), (3, [1, 0.1, 0.01])]
+)
+def test_short_recipes_begin_at_the_rate_that_was_asked_for(epochs, expected):
+    recipe = Recipe.of(epochs, 0.5)
+    assert [recipe.factor(epoch) for epoch in range(epochs)] == pytest.approx(expected)
+    assert Recipe.of(40, 0.01) == Recipe()
+
+
+@pytest.mark.parametrize("given", [(0, 0.1), (3, 0.0), (3, math.nan)])
+def test_senseless_recipes_are_refused(given):
+    with pytest.raises(ValueError, match=r"--epochs .* --lr"):
+        Recipe.of(*given)
 
 
 def test_the_sweep_never_looks_at_the_test_pictures(tmp_path):
@@ -289,8 +312,9 @@ def test_the_sweep_never_looks_at_the_test_pictures(tmp_path):
 
 
 def test_a_killed_linear_evaluation_goes_on_to_the_same_figures(subject, resnet, monkeypatch):
-    judged = subject(resnet, train=120, test=60)
+    judged = subject(resnet, train=120, test=60, shuffled=True)
     whole = linear.evaluate(judged, recipe=SHORT)
+    assert len(set(whole.settings["top-1 by epoch"])) > 2
     finish, calls = TwoViews.finish, []
 
     def dies(self, pictures, epoch, ids):
@@ -387,7 +411,9 @@ def test_fine_tuning_trains_the_network_too(subject):
     given = {"fractions": [1.0], "recipe": Recipe(lr=0.3, batch_size=32, epochs=12)}
     frozen = semi.evaluate(judged, cached=True, **given).figures["100% top-1"]
     tuned = semi.evaluate(judged, fine_tune=True, **given)
-    assert tuned.name == "semi-fine-tuned" and tuned.settings["way"] == "fine-tuned"
+    assert (
+        tuned.name == "semi-fine-tuned-12-epochs-lr-0.3" and tuned.settings["way"] == "fine-tuned"
+    )
     assert tuned.figures["100% top-1"] > frozen + 20
 
 
@@ -419,9 +445,8 @@ def test_the_best_matching_is_found_by_trying_all():
 def test_kmeans_is_lloyds_from_its_starts(chunk):
     features = torch.randn(700, 6, generator=torch.Generator().manual_seed(0))
     unit = F.normalize(features, dim=1)
-    theirs = KMeans(
-        9, init=cluster._starts(features, 9, 4).numpy(), n_init=1, max_iter=20, tol=0
-    ).fit(unit.numpy())
+    first = cluster._starts(features, 9, keyed.seed_of(4, 0, keyed.PROBE)).numpy()
+    theirs = KMeans(9, init=first, n_init=1, max_iter=20, tol=0).fit(unit.numpy())
     assigned, spread = cluster.kmeans(features, 9, iterations=20, seed=4, chunk=chunk)
     assert adjusted_rand_score(theirs.labels_, assigned.numpy()) > 0.95
     assert spread == pytest.approx(theirs.inertia_ / 700, rel=2e-3)
@@ -429,10 +454,11 @@ def test_kmeans_is_lloyds_from_its_starts(chunk):
 
 def test_kmeans_keeps_the_best_of_its_starts_and_is_repeatable():
     features = torch.randn(300, 4, generator=torch.Generator().manual_seed(2))
-    alone = [cluster.kmeans(features, 12, seed=seed)[1] for seed in range(4)]
-    assigned, spread = cluster.kmeans(features, 12, restarts=4)
-    assert spread == min(alone) < max(alone)
+    spreads = [cluster.kmeans(features, 20, restarts=count)[1] for count in (1, 2, 4, 8)]
+    assert spreads == sorted(spreads, reverse=True) and spreads[0] > spreads[-1]
+    assigned, _ = cluster.kmeans(features, 12, restarts=4)
     assert torch.equal(assigned, cluster.kmeans(features, 12, restarts=4)[0])
+    assert not torch.equal(assigned, cluster.kmeans(features, 12, restarts=4, seed=1)[0])
 
 
 def test_identical_pictures_leave_clusters_empty_and_nothing_breaks():
@@ -450,8 +476,8 @@ def test_a_senseless_number_of_clusters_is_refused(clusters):
 def test_the_assignment_is_kept_for_the_figure(subject):
     judged = subject()
     path = judged.save(cluster.evaluate(judged))
-    kept = np.load(path.with_suffix(".npz"))["assigned"]
-    assert kept.shape == (600,)
+    kept, names = (np.load(path.with_suffix(".npz"))[key] for key in ("assigned", "picture"))
+    assert kept.shape == (600,) and names.tolist() == [f"#{i}" for i in range(600)]
     for label in range(6):
         assert len(set(kept[judged.train.labels.numpy() == label])) == 1
 
@@ -471,16 +497,72 @@ def test_unlabelled_pictures_can_be_clustered_and_nothing_else(tmp_path, make_pi
 # The subject
 
 
-def test_a_source_with_one_split_gets_a_seeded_hold_out_and_says_so(tmp_path, make_pictures):
+def titles(source):
+    return [source.title(index) for index in range(len(source))]
+
+
+def test_a_source_with_one_split_gets_a_stratified_hold_out_and_says_so(tmp_path, make_pictures):
     whole = make_pictures(tmp_path / "all", {"a": 60, "b": 40}, size=(14, 14))
-    parts = [
-        Subject(weights_of(colours_only(), tmp_path / "home"), str(whole), seed=seed)
-        for seed in (0, 0, 1)
-    ]
-    assert parts[0].split == "10% held out, stratified, seed 0"
-    titles = [[p.sources[1].title(i) for i in range(len(p.sources[1]))] for p in parts]
-    assert titles[0] == titles[1] != titles[2]
-    assert sorted(title[0] for title in titles[0]) == ["a"] * 6 + ["b"] * 4
+    weights = weights_of(colours_only(), tmp_path / "home")
+    judged = [Subject(weights, str(whole), seed=seed) for seed in (0, 1)]
+    assert judged[0].split == "10% held out, stratified, seed 0"
+    held = titles(judged[0].sources[1])
+    assert sorted(title[0] for title in held) == ["a"] * 6 + ["b"] * 4
+    assert titles(judged[1].sources[1]) == held  # the seed is that of layers, cuts and clusters
+    assert [one.name for one in judged] == ["all", "all-seed1"]
+
+
+def run_on(source, seed, home, **settings):
+    """Weights as those of a run that trained on a source."""
+    chosen = {"data.source": str(source), "train.seed": seed, **settings}
+    config_ = config.Config().with_overrides(chosen)
+    return replace(weights_of(colours_only(), home), config=config_)
+
+
+@pytest.mark.parametrize("asked", [None, 0, 5])
+def test_a_run_is_judged_on_what_it_held_out_whatever_the_seed(tmp_path, make_pictures, asked):
+    whole = make_pictures(tmp_path / "all", {"a": 60, "b": 60}, size=(14, 14))
+    for held_out in ("auto", 0.3):
+        weights = run_on(whole, 3, tmp_path / "home", **{"data.held_out": held_out})
+        _, held = train_and_held_out(str(whole), held_out, seed=3)
+        assert titles(Subject(weights, seed=asked).sources[1]) == titles(held)
+
+
+def test_partial_labels_do_not_move_what_a_run_held_out(tmp_path, make_pictures):
+    whole = make_pictures(tmp_path / "all", {"": 120}, size=(14, 14))
+    rows = "".join(f"{i:03d}.jpg,{'ab'[i % 2]}\n" for i in range(0, 120, 3))
+    (tmp_path / "labels.csv").write_text("file,label\n" + rows)
+    weights = run_on(whole, 0, tmp_path / "home", **{"data.held_out": 0.3})
+    _, held = train_and_held_out(str(whole), 0.3, seed=0)
+    with pytest.warns(UserWarning, match="40 of them among the 120"):
+        judged = Subject(weights, labels=tmp_path / "labels.csv")
+    assert 0 < len(judged.sources[1]) < len(held)
+    assert set(titles(judged.sources[1])) < set(titles(held))
+
+
+def test_a_run_that_held_nothing_out_has_seen_the_pictures_and_it_is_said(tmp_path, make_pictures):
+    whole = make_pictures(tmp_path / "all", {"a": 60, "b": 60}, size=(14, 14))
+    weights = run_on(whole, 0, tmp_path / "home", **{"data.held_out": "none"})
+    assert Subject(weights).split.endswith("the run has seen them unlabelled")
+
+
+def test_runs_that_held_out_others_are_warned_of_side_by_side(tmp_path, make_pictures):
+    whole = make_pictures(tmp_path / "all", {"a": 60, "b": 60}, size=(14, 14))
+    first = Subject(run_on(whole, 0, tmp_path / "home"))
+    with pytest.warns(UserWarning, match="this run held out others"):
+        second = Subject(run_on(whole, 1, tmp_path / "home"), like=first)
+    assert titles(second.sources[1]) == titles(first.sources[1])
+    assert "compared" in second.name and "compared" not in first.name
+    third = Subject(run_on(whole, 0, tmp_path / "home"), like=first)
+    assert third.split == first.split and third.name == first.name == ""
+
+
+def test_an_unlabelled_split_cannot_be_judged_on(tmp_path, make_pictures):
+    whole = make_pictures(
+        tmp_path / "all", {"train/a": 3, "train/b": 3, "val/a": 2, "val/b": 2, "test": 2}
+    )
+    with pytest.raises(ValueError, match="no labelled split 'test'; it has val"):
+        Subject(weights_of(colours_only(), tmp_path), str(whole), split="test")
 
 
 def test_the_split_can_be_chosen(tmp_path, make_pictures):
@@ -491,7 +573,7 @@ def test_the_split_can_be_chosen(tmp_path, make_pictures):
     weights = weights_of(colours_only(), tmp_path / "home")
     assert len(Subject(weights, whole).test.source) == 4
     assert len(Subject(weights, whole, split="test").test.source) == 6
-    with pytest.raises(ValueError, match="no split 'tset'; it has val, test"):
+    with pytest.raises(ValueError, match="no labelled split 'tset'; it has val, test"):
         Subject(weights, whole, split="tset")
 
 
@@ -500,7 +582,7 @@ def test_unreadable_pictures_are_left_out_and_counted_in_the_card(photos, tmp_pa
     (photos / "train" / "a" / "003.jpg").write_bytes(b"no")
     (photos / "val" / "b" / "001.jpg").write_bytes(b"")
     judged = Subject(weights_of(colours_only(), tmp_path / "home"), str(photos))
-    card = judged.card(Result("knn", {}, {}))
+    card = judged.card(knn.evaluate(judged, ks=[1]))
     assert card["sizes"] == {"train": 15, "test": 15} and card["unreadable"] == 2
     assert "a/003.jpg" not in [judged.train.source.title(i) for i in range(15)]
     assert len(judged.train.features) == len(judged.train.labels) == 15
@@ -523,10 +605,47 @@ def test_weights_without_pictures_are_asked_for_them(tmp_path):
         Subject(weights_of(colours_only(), tmp_path))
 
 
-def test_raw_pixels_are_centred_on_the_training_pictures(tmp_path):
-    data = arrays(tmp_path / "colours.npz")
-    judged = Subject(load_weights("pixels"), data, home=tmp_path / "px", image_size=12)
-    test = judged.test.features  # asked for first: the mean must still be that of training
-    torch.testing.assert_close(judged.train.features.mean(0), torch.zeros(432), atol=1e-5, rtol=0)
-    assert test.mean(0).abs().max() > 1e-3
-    assert knn.evaluate(judged).figures["1-NN"] == 100
+@pytest.mark.parametrize("side", [32, 48])
+def test_raw_pixels_are_centred_on_the_training_pictures(tmp_path, side):
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (90, side, side, 3), dtype=np.uint8) // 2 + 90
+    labels = np.arange(90) % 6
+    np.savez(tmp_path / "x.npz", x_train=pixels[:60], y_train=labels[:60], x_test=pixels[60:],
+             y_test=labels[60:])  # fmt: skip
+    judged = Subject(load_weights("pixels"), str(tmp_path / "x.npz"), home=tmp_path / "px")
+    assert judged.train.features.shape == (60, 3072)
+    torch.testing.assert_close(judged.train.features.mean(0), torch.zeros(3072), atol=1e-5, rtol=0)
+    assert judged.test.features.mean(0).abs().max() > 1e-3
+    recipe = replace(SHORT, epochs=1)
+    for cached in (False, True):  # views are centred like the features
+        linear.evaluate(judged, recipe=recipe, cached=cached)
+    stream = augmented_stream(
+        judged.backbone, judged.train.source, recipe=recipe, image_size=32, seed=0, device=CPU,
+        precision=torch.float32, workers=0,
+    )  # fmt: skip
+    views = torch.cat([features for _, features, _ in stream])
+    assert views.mean().abs() < 0.05 * views.abs().mean()
+
+
+def test_other_strides_are_other_weights(resnet):
+    other, _ = build_backbone(config.Encoder(name="resnet10", stem="small-stride2", width=0.125))
+    other.load_state_dict(resnet.state_dict())
+    assert fingerprint(other) != fingerprint(resnet)
+
+
+def test_a_stopped_layer_is_not_continued_with_another_preparation(photos, tmp_path, monkeypatch):
+    finish, epochs = TwoViews.finish, []
+
+    def dies(self, pictures, epoch, ids):
+        epochs.append(epoch)
+        if epoch == 2 and len(epochs) < 20:
+            raise KeyboardInterrupt
+        return finish(self, pictures, epoch, ids)
+
+    monkeypatch.setattr(TwoViews, "finish", dies)
+    weights = weights_of(colours_only(), tmp_path / "home")
+    with pytest.raises(KeyboardInterrupt):
+        linear.evaluate(Subject(weights, str(photos), resize=14), recipe=SHORT)
+    epochs[:] = [9] * 20
+    linear.evaluate(Subject(weights, str(photos), resize=13), recipe=SHORT)
+    assert epochs[20] == 0

@@ -56,9 +56,7 @@ def test_several_protocols_share_one_extraction(call, run, monkeypatch):
         return prepare(source, indices, *options, **more)
 
     monkeypatch.setattr(features, "prepare", counts)
-    code, out, err = call(
-        "evaluate", "knn", "linear", "cluster", "semi", run, "--epochs", "2", "--fractions", "0.5"
-    )
+    code, out, err = call("evaluate", "knn", "linear", "cluster", "semi", run, "--fractions", "0.5")
     assert code == 0, err
     assert len(made) == 32 and len(set(made)) == 24  # 24 + 8, the names of val among those of train
     for name in ("knn", "linear", "cluster", "semi"):
@@ -121,7 +119,8 @@ def test_the_authors_checkpoint_is_announced_and_judged(call, photos, tmp_path, 
     code, out, err = call("evaluate", "knn", "authors.pth", "--data", photos, "--image-size", "32")
     assert code == 0, err
     assert "authors.pth: authors' MSF, ResNet-18, epoch 200" in err
-    card = held(tmp_path / "judged" / "authors" / "results" / "knn-photos.json")["card"]
+    (path,) = (tmp_path / "judged").glob("authors-*/results/knn-photos.json")
+    card = held(path)["card"]
     assert card["judged"] == "authors.pth: authors' MSF, ResNet-18, epoch 200"
     assert card["image_size"] == 32 and "1-NN" in out
 
@@ -173,8 +172,31 @@ def test_an_exported_backbone_is_judged_like_its_run(call, run, photos, tmp_path
         assert torch.equal(load_encoder(tmp_path / name)(x), load_encoder(run)(x))
     code, _, err = call("evaluate", "knn", tmp_path / name, "--data", photos)
     assert code == 0 and "exported by meanshift" in err
-    code, _, err = call("export", tmp_path / name, "--out", tmp_path / "again.pth")
+    code, _, err = call("export", "torchvision:resnet18", "--out", tmp_path / "again.pth")
     assert code == 2 and "need a run directory" in err
+
+
+def test_files_of_one_name_have_results_of_their_own(call, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        torch.save(models.resnet18().state_dict(), f"{folder}/checkpoint.pth")
+    given = ["a/checkpoint.pth", "--compare", "b/checkpoint.pth", "--data", photos]
+    assert call("evaluate", "knn", *given, "--image-size", "32", "--ks", "1")[0] == 0
+    assert len(list((tmp_path / "judged").rglob("knn-photos.json"))) == 2
+
+
+def test_a_typo_in_compare_is_found_before_any_work(call, run, monkeypatch):
+    monkeypatch.setattr(features, "prepare", None)  # nobody may ask for pictures
+    code, _, err = call("evaluate", "knn", run, "--compare", "runs/typo")
+    assert code == 2 and "runs/typo: not found" in err
+
+
+def test_counts_take_the_place_of_the_usual_fractions(call, run):
+    code, out, err = call("evaluate", "semi", run, "--counts", "8", "--cached")
+    assert code == 0 and "8 top-1" in out and "%" not in out, err
+    code, _, err = call("evaluate", "knn", run, "--sweep")
+    assert code == 2 and "--sweep" in err
 
 
 def test_a_full_disk_names_the_file_and_keeps_the_old_result(call, run, monkeypatch):

@@ -162,12 +162,30 @@ def test_of_equally_near_pictures_the_first_is_nearer():
     assert similarity.eq(1).all()
 
 
-@pytest.mark.parametrize("copies", [40, 300])
-def test_of_many_copies_the_first_are_found(copies):
-    """Also at the last place, where a plain top-k takes any of them."""
-    train = torch.cat([random_rows(50, 8, 1), torch.ones(copies, 8), random_rows(50, 8, 2)])
-    ((slots, _),) = neighbours(train, torch.ones(3, 8), 20)
-    assert slots.tolist() == [list(range(50, 70))] * 3
+@pytest.mark.parametrize("dim", [6, 512, 2048])
+def test_of_copies_the_first_is_nearer_wherever_they_stand(dim):
+    """A product of matrices rounds by where a row stands; the order may not."""
+    train = random_rows(5000, dim, 1)
+    train[-13:] = train[:13]
+    train[2500:2513] = train[:13]
+    ((slots, _),) = neighbours(train, train[:13], 3)
+    assert slots.tolist() == [[i, 2500 + i, 4987 + i] for i in range(13)]
+
+
+@pytest.mark.parametrize("temperature", [0.001, 0.07])
+def test_a_low_temperature_does_not_overflow(temperature):
+    (train, labels), (test, truth) = clusters(300, 0), clusters(100, 1)
+    assert knn_accuracy(train, labels, test, truth, ks=[5], temperature=temperature) == {
+        "5-NN": 100
+    }
+    one = vote(torch.tensor([[0, 1, 1]]), 2, torch.tensor([[1.0, 0.6, 0.6]]).double())
+    assert one[0, 0] == 1
+
+
+def test_a_negative_temperature_is_refused():
+    (train, labels), (test, truth) = clusters(30, 0), clusters(10, 1)
+    with pytest.raises(ValueError, match="--temperature: got -1"):
+        knn_accuracy(train, labels, test, truth, ks=[1], temperature=-1.0)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
         "--compare", nargs="+", default=[], metavar="WEIGHTS", help="judge these too, side by side"
     )
     parser.add_argument("--split", default="", help="the split to judge on [val or test]")
-    parser.add_argument("--seed", type=int, help="of hold-outs, layers and clusters [the run's]")
+    parser.add_argument("--seed", type=int, help="of layers, cuts and clusters [the run's]")
     parser.add_argument("--out", type=Path, metavar="DIR", help="for results and features")
     _add_reading(parser)
     knn = parser.add_argument_group("knn")
@@ -72,7 +73,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     )
     semi = parser.add_argument_group("semi")
     semi.add_argument(
-        "--fractions", type=float, nargs="+", default=[0.01, 0.1], help="of the labels [0.01 0.1]"
+        "--fractions", type=float, nargs="+", default=[], help="of the labels [0.01 0.1]"
     )
     semi.add_argument("--counts", type=int, nargs="+", default=[], help="of labelled pictures")
     semi.add_argument(
@@ -92,6 +93,9 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--workers", type=int, default=0, help="processes that decode files [0]")
     parser.add_argument("--device", default="auto", help="[auto]")
+    parser.add_argument(
+        "--precision", choices=["float32", "bfloat16", "auto"], default="float32", help="[float32]"
+    )
 
 
 def _evaluate(given: argparse.Namespace) -> int:
@@ -110,8 +114,9 @@ def _evaluate(given: argparse.Namespace) -> int:
             f"evaluate: got {' '.join(given.words)}; need one or more of {', '.join(NAMES)}, then "
             f"what to judge: meanshift evaluate knn RUN --data SOURCE"
         )
-    milestones = (given.epochs * 3 // 8, given.epochs * 3 // 4)
-    layer = Recipe(lr=given.lr, epochs=given.epochs, milestones=milestones)
+    if given.sweep is not None and "linear" not in names:
+        raise ValueError(f"--sweep: is for linear; got {', '.join(names)}")
+    layer = Recipe.of(given.epochs, given.lr)
     sweep = () if given.sweep is None else tuple(given.sweep) or SWEEP
     options: dict[str, dict[str, Any]] = {
         "knn": {"ks": given.ks, "temperature": given.temperature},
@@ -129,10 +134,10 @@ def _evaluate(given: argparse.Namespace) -> int:
     }
     figures: dict[str, dict[str, dict[str, float]]] = {name: {} for name in names}
     first: Subject | None = None
-    for spec in specs:
-        weights, home = load_weights(spec), given.out
+    for spec, weights in {spec: load_weights(spec) for spec in specs}.items():
+        home = given.out
         if home is not None and len(specs) > 1:
-            home = home / weights.home.name / weights.name
+            home = home / re.sub(r"[^\w.-]+", "-", spec.strip("/"))
         subject = Subject(
             weights, given.data, like=first, split=given.split, seed=given.seed, home=home,
             **_reading(given)
@@ -150,7 +155,7 @@ def _evaluate(given: argparse.Namespace) -> int:
 
 
 def _reading(given: argparse.Namespace) -> dict[str, Any]:
-    names = ("labels", "image_size", "resize", "workers", "device")
+    names = ("labels", "image_size", "resize", "workers", "device", "precision")
     return {name: getattr(given, name) for name in names}
 
 

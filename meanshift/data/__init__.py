@@ -123,7 +123,7 @@ def same_classes(held: Source, train: Source) -> Source:
     if unknown:
         raise ValueError(
             f"{held.name}: has classes that {train.name} lacks: {', '.join(unknown[:5])}; "
-            f"name its class folders alike"
+            f"name the classes alike in both"
         )
     number = torch.tensor([train.classes.index(name) for name in held.classes])
     held.labels = torch.where(held.labels < 0, -1, number[held.labels])

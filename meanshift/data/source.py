@@ -140,7 +140,7 @@ def stratified(labels: Int[Tensor, " n"], count: int, *, seed: int) -> Int[Tenso
     if not len(classes) <= count <= len(labels):
         raise ValueError(
             f"a cut of {count} pictures out of {len(labels)} of {len(classes)} classes; need at "
-            f"least one a class and at most all"
+            f"least one a class and at most all (--fractions, --counts)"
         )
     share = members * (count / len(labels))
     quota = share.floor().long().clamp(min=1)
@@ -169,6 +169,6 @@ def hold_out(source: Source, share: float, *, seed: int) -> tuple[Cut, Cut]:
     if held.all() or not held.any():
         raise ValueError(
             f"{source.name}: a share of {share:g} of {len(source)} pictures leaves one side empty; "
-            f"give more pictures, or another share with --data.held_out"
+            f"give more pictures, or another share"
         )
     return source.take((~held).nonzero()[:, 0]), source.take(held.nonzero()[:, 0])

@@ -19,10 +19,10 @@ def evaluate(
 ) -> Result:
     """Cluster the training pictures into as many groups as there are classes (or `clusters`)."""
     part = subject.train
-    labels = part.source.labels
-    if not clusters and (labels is None or subject.sources[1] is None):
+    labels = None if subject.sources[1] is None else part.labels
+    if not clusters and labels is None:
         raise ValueError(f"{subject.data}: no labels to count classes by; say --clusters N")
-    clusters = clusters or subject.classes
+    clusters = clusters or len(part.labels.unique())
     restarts = restarts or (3 if clusters <= 100 else 1)  # with many clusters a start matters less
     assigned, spread = kmeans(
         part.features,
@@ -43,7 +43,9 @@ def evaluate(
         "features": "L2-normalised",
         "of": "training pictures",
     }
-    return Result("cluster", figures, settings, {"assigned": assigned})
+    files = [part.source.title(index) for index in range(len(part.source))]
+    kept = {"assigned": assigned.numpy(), "picture": np.array(files)}
+    return Result("cluster", figures, settings, kept)
 
 
 def agreement(assigned: Int[Tensor, " n"], labels: Int[Tensor, " n"]) -> dict[str, float]:
@@ -83,7 +85,7 @@ def kmeans(
         )
     device, best = device or features.device, None
     for start in range(restarts):
-        centres = _starts(features, clusters, seed + start).to(device)
+        centres = _starts(features, clusters, keyed.seed_of(seed, start, keyed.PROBE)).to(device)
         before = None
         for turn in range(iterations + 1):
             parts, far = [], []
@@ -95,7 +97,10 @@ def kmeans(
                 value, which = score.max(1)
                 parts.append(which)
                 far.append(1 - 2 * value)
-                sums.index_add_(0, which, rows)
+                if device.type == "cpu":
+                    sums.index_add_(0, which, rows)
+                else:  # where adding by index has no fixed order
+                    sums += F.one_hot(which, clusters).to(rows).T @ rows
                 sizes += which.bincount(minlength=clusters)
             assigned, distance = torch.cat(parts), torch.cat(far)
             if turn == iterations or (before is not None and torch.equal(assigned, before)):

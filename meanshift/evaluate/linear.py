@@ -25,7 +25,8 @@ def evaluate(
     `cached` trains on un-augmented features, extracted once. `sweep` chooses the learning rate on a
     tenth of the training pictures, never on the test pictures.
     """
-    recipe, train, test = recipe or Recipe(), subject.train, subject.test
+    recipe, test, train = recipe or Recipe(), subject.test, subject.train
+    name = "linear" + ("-cached" if cached else "") + ("-swept" if sweep else recipe.tag)
     settings: dict[str, Any] = {
         "views": "none: features extracted once" if cached else "crop 0.08-1, flip"
     }
@@ -44,4 +45,4 @@ def evaluate(
     figures["best top-1, chosen on test"] = highest
     settings |= {**asdict(recipe), "best epoch": epoch}
     settings["top-1 by epoch"] = [row[0] for row in curves.top1]
-    return Result("linear-cached" if cached else "linear", figures, settings)
+    return Result(name, figures, settings)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,7 +29,7 @@ from meanshift.subject import Part, Result, Subject
 def evaluate(
     subject: Subject,
     *,
-    fractions: Sequence[float] = (0.01, 0.1),
+    fractions: Sequence[float] = (),
     counts: Sequence[int] = (),
     lists: Sequence[Path] = (),
     seeds: int = 1,
@@ -34,49 +37,49 @@ def evaluate(
     fine_tune: bool = False,
     recipe: Recipe | None = None,
 ) -> Result:
-    """Top-1 and top-5 for each cut, the mean over seeds and their deviation.
+    """Top-1 and top-5 for each cut (1% and 10% unless said otherwise), the mean over seeds.
 
     A cut is a fraction or a count of the training pictures, drawn at random in the proportions of
     the classes, another for each seed; or a list file, for which only the layer's seed changes.
     """
     if seeds < 1:
         raise ValueError(f"semi: got {seeds} seeds, need 1 or more")
-    recipe, train = recipe or Recipe(), subject.train
-    cuts = [] if lists else [(f"{100 * f:g}%", _share(f, len(train.source))) for f in fractions]
-    cuts += [(str(count), count) for count in counts]
-    listed = {path.stem: _listed(path, train) for path in lists}
-    figures, sizes, trials = dict[str, float](), dict[str, int](), dict[str, list[float]]()
-    for title, size in [*cuts, *((name, len(chosen)) for name, chosen in listed.items())]:
+    recipe, test, train = recipe or Recipe(), subject.test, subject.train
+    if not (fractions or counts or lists):
+        fractions = (0.01, 0.1)
+    sizes = {f"{100 * share:g}%": _share(share, len(train.source)) for share in fractions}
+    sizes |= {str(count): count for count in counts}
+    own = range(subject.seed, subject.seed + seeds)
+    cuts = {title: [stratified(train.labels, n, seed=s) for s in own] for title, n in sizes.items()}
+    for path in lists:
+        cuts[path.stem if path.stem not in cuts else str(path)] = [_listed(path, train)] * seeds
+    figures, trials = dict[str, float](), dict[str, list[float]]()
+    for title, chosen in cuts.items():
         found = []
-        for seed in range(subject.seed, subject.seed + seeds):
-            drawn = listed.get(title)
-            chosen = stratified(train.labels, size, seed=seed) if drawn is None else drawn
-            part = train.take(train.source.take(chosen))
+        for seed, rows in zip(own, chosen, strict=True):
+            part, name = train.take(train.source.take(rows)), f"semi {title}, seed {seed}"
             if fine_tune:
-                found.append(_fine_tune(subject, part, recipe, seed, f"semi {title}"))
+                found.append(_fine_tune(subject, part, recipe, seed, name))
             else:
-                curves = fit_layers(
-                    subject,
-                    part,
-                    subject.test,
-                    recipe=recipe,
-                    cached=cached,
-                    seed=seed,
-                    title=f"semi {title}, seed {seed}",
-                )
-                found.append(curves.last())
+                given: dict[str, Any] = {"recipe": recipe, "cached": cached, "seed": seed}
+                found.append(fit_layers(subject, part, test, title=name, **given).last())
         for name, values in zip(("top-1", "top-5"), zip(*found, strict=True), strict=True):
             if name == "top-1" or subject.classes > 5:
                 figures[f"{title} {name}"] = sum(values) / seeds
                 trials[f"{title} {name}"] = list(values)
                 if seeds > 1:
-                    figures[f"{title} {name} deviation"] = float(torch.tensor(values).std())
-        sizes[title] = size
+                    figures[f"{title} {name} deviation"] = statistics.stdev(values)
     way = "fine-tuned" if fine_tune else "linear layer" + (" on cached features" if cached else "")
-    drawn_by = [str(path) for path in lists] or "seeded, stratified, another for each seed"
-    settings = {"way": way, "cuts": sizes, "drawn": drawn_by, "seeds": seeds, "by seed": trials}
+    settings = {
+        "way": way,
+        "cuts": {title: len(chosen[0]) for title, chosen in cuts.items()},
+        "drawn": "seeded, stratified, another for each seed" if sizes else "",
+        "lists": [str(path) for path in lists],
+        "seeds": list(own),
+        "by seed": trials,
+    }
     name = "semi-fine-tuned" if fine_tune else "semi-cached" if cached else "semi"
-    return Result(name, figures, {**settings, **asdict(recipe)})
+    return Result(name + recipe.tag, figures, {**settings, **asdict(recipe)})
 
 
 def _share(fraction: float, size: int) -> int:
@@ -92,15 +95,16 @@ def _listed(path: Path, train: Part) -> torch.Tensor:
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not a readable list of file names ({error})") from None
     titles = [train.source.title(index) for index in range(len(train.source))]
-    index = {Path(title).name: i for i, title in enumerate(titles)}
+    files = Counter(Path(title).name for title in titles)
+    index = {Path(t).name: i for i, t in enumerate(titles) if files[Path(t).name] == 1}
     index |= {title: i for i, title in enumerate(titles)}
     names = [name.strip() for name in wanted if name.strip()]
     unknown = [name for name in names if name not in index]
     if unknown or not names:
         raise ValueError(
-            f"{path}: {len(unknown)} of its {len(names)} names are no training pictures of "
-            f"{train.source.name}, the first is {next(iter(unknown), 'missing')}; need names as "
-            f"{titles[0]}, one a line"
+            f"{path}: {len(unknown)} of its {len(names)} names do not name one training "
+            f"picture of {train.source.name}, the first is {next(iter(unknown), 'missing')}; need "
+            f"names as {titles[0]}, one a line"
         )
     return torch.tensor(sorted({index[name] for name in names}))
 
@@ -127,27 +131,29 @@ def _fine_tune(
     batch_size = min(recipe.batch_size, len(train.source))
     stop = recipe.epochs * (len(train.source) // batch_size)
     bar = progress(title, stop)
-    for batch in batches(
-        train.source,
-        views.crop,
-        batch_size=batch_size,
-        seed=seed,
-        start=0,
-        stop=stop,
-        workers=subject.workers,
-        pin_memory=device.type == "cuda",
-    ):
-        batch = batch.to(device)
-        optimizer.param_groups[0]["lr"] = recipe.lr * recipe.factor(batch.epoch)
-        view, _ = views.finish(batch.pictures, batch.epoch, batch.ids)
-        with autocast(device, subject.precision):
-            scores = network(view.contiguous(memory_format=layout))
-        assert batch.labels is not None
-        loss = F.cross_entropy(scores.float(), batch.labels)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        bar.update()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        for batch in batches(
+            train.source,
+            views.crop,
+            batch_size=batch_size,
+            seed=seed,
+            start=0,
+            stop=stop,
+            workers=subject.workers,
+            pin_memory=device.type == "cuda",
+        ):
+            torch.manual_seed(keyed.seed_of(seed, batch.step, keyed.NETWORK))  # dropout's address
+            batch = batch.to(device)
+            optimizer.param_groups[0]["lr"] = recipe.lr * recipe.factor(batch.epoch)
+            view, _ = views.finish(batch.pictures, batch.epoch, batch.ids)
+            with autocast(device, subject.precision):
+                scores = network(view.contiguous(memory_format=layout))
+            assert batch.labels is not None
+            loss = F.cross_entropy(scores.float(), batch.labels)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            bar.update()
     bar.close()
     features = extract(
         backbone,
