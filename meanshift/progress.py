@@ -14,7 +14,7 @@ def progress(title: str, total: int, *, unit: str = "it") -> tqdm:
         desc=title,
         total=total,
         unit=unit,
-        unit_scale=True,
+        unit_scale=unit != "it",
         dynamic_ncols=True,
         delay=quiet,
         mininterval=quiet or 0.1,
