@@ -280,7 +280,8 @@ def test_evaluate_judges_on_the_pictures_that_the_run_held_out(
     monkeypatch.setattr(subject, "stored", spy)
     assert call("evaluate", "knn", run, "--ks", "1")[0] == 0
     parts = train_and_held_out(str(source), 0.4, seed=3)
-    assert judged == [[part.title(i) for i in range(len(part))] for part in parts]
+    titles = [[part.title(i) for i in range(len(part))] for part in parts]
+    assert sorted(judged) == sorted(titles)
 
 
 @pytest.mark.parametrize("words", [["knn"], ["magic", "run"], ["run"]])

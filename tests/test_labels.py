@@ -399,11 +399,17 @@ def test_contents_of_an_array_see_shape_and_labels_and_not_the_layout():
     assert ArraySource(turned.transpose(0, 2, 1, 3), None, name="elsewhere").contents() == whole
 
 
-def test_contents_of_a_mapped_file_are_those_of_the_array(tmp_path):
-    pixels = np.random.default_rng(0).integers(0, 256, (6, 4, 5, 3), dtype=np.uint8)
-    np.save(tmp_path / "a.npy", pixels)
-    mapped = open_source(str(tmp_path / "a.npy"))["train"]
-    assert mapped.contents() == ArraySource(pixels, None, name="toy").contents()
+def test_contents_of_a_mapped_file_see_what_was_written_anew_without_reading_it_all(tmp_path):
+    path = tmp_path / "a.npy"
+    pixels = np.random.default_rng(0).integers(0, 256, (2500, 4, 5, 3), dtype=np.uint8)
+    np.save(path, pixels)
+    prints = [open_source(str(path))["train"].contents() for _ in range(2)]
+    assert prints[0] == prints[1]
+    told = path.stat()
+    pixels[1, 0, 0, 0] ^= 1  # a picture that the fingerprint does not look at
+    np.save(path, pixels)
+    os.utime(path, ns=(told.st_atime_ns, told.st_mtime_ns + 1))
+    assert open_source(str(path))["train"].contents() != prints[0]
 
 
 def test_contents_of_a_folder_see_what_was_written_anew(flat):
