@@ -80,7 +80,7 @@ def cifar10_r18() -> Config:
     command: meanshift pretrain cifar10-r18 --data cifar10 --out runs/c10
     hardware: one GPU; on 2 CPU cores add --encoder.width 0.5 --encoder.stem small-stride2
     time: the whole 200 epochs were not run here; 50 of a quarter width in 90 minutes on 2 cores
-    result: not run here; 50 epochs of a quarter width, 20-NN 55.7, linear 54.6 (docs/reproduce.md)
+    result: not run here; 50 epochs of a quarter width, 20-NN 55.6, linear 54.6 (docs/reproduce.md)
     """
     return Config(
         data=Data(source="cifar10", image_size=32),
