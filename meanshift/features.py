@@ -42,12 +42,10 @@ def extract(
     precision: torch.dtype = torch.float32,
     batch_size: int = 256,
     workers: int = 0,
-    bad: dict[int, Unreadable] | None = None,
 ) -> Float[Tensor, "n features"]:
     """The network's output for every picture of a source, in order, in float32 on the CPU.
 
-    Unreadable pictures count as grey ones with a warning; or, where a dictionary `bad` is given,
-    they are left out of the rows and put there by their index.
+    Unreadable pictures count as grey ones, with a warning.
     """
     skipped: dict[int, Unreadable] = {}
     parts = _stream(
@@ -62,9 +60,6 @@ def extract(
         bad=skipped,
     )
     features = torch.cat(list(parts))
-    if bad is not None:
-        bad |= skipped
-        return features[_kept(len(source), skipped)] if skipped else features
     if skipped:
         _warn(source, skipped, "count as grey ones")
     return features

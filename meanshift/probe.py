@@ -138,7 +138,6 @@ def augmented_stream(
 class Curves:
     """Accuracy in percent after each epoch, for each learning rate that was tried."""
 
-    lrs: tuple[float, ...]
     top1: list[list[float]]
     top5: list[list[float]]
 
@@ -216,7 +215,7 @@ def train_layers(
             if seen == steps:
                 end_epoch(epoch + 1)
                 seen = 0
-    return Curves(tuple(lrs), top1, top5)
+    return Curves(top1, top5)
 
 
 def fit_layers(

@@ -210,21 +210,21 @@ def _parts(
     splits = dict(open_source(spec, labels=labels))
     whole, seed, seen = splits.pop("train"), own.train.seed if own else 0, ""
     train = splits.pop("labelled", whole)
-    if not _any_label(train):
+    if not train.labelled:
         return (whole, None), "one part, no labels"
-    if split and (split not in splits or not _any_label(splits[split])):
-        usable = ", ".join(name for name in splits if _any_label(splits[name])) or "only train"
+    if split and (split not in splits or not splits[split].labelled):
+        usable = ", ".join(name for name in splits if splits[name].labelled) or "only train"
         raise ValueError(f"--split: {spec} has no labelled split {split!r}; it has {usable}")
     if own and not split and train is whole:
         first, held = train_and_held_out(spec, own.data.held_out, seed=seed)  # as the run did
         if isinstance(first, Cut) and isinstance(held, Cut):
             parts = whole.take(first.indices), whole.take(held.indices)
-            if all(map(_any_label, parts)):
+            if all(part.labelled for part in parts):
                 told = f"held out as in the run, {own.data.held_out}, seed {seed}"
                 return (_labelled(parts[0]), _labelled(parts[1])), told
         split = str(own.data.held_out) if own.data.held_out in splits else ""
         seen = "; the run has seen them unlabelled" if held is None else ""
-    name = split or next((name for name in splits if _any_label(splits[name])), "")
+    name = split or next((name for name in splits if splits[name].labelled), "")
     if name:
         test = same_classes(splits[name], train)
         return (_labelled(train), _labelled(test)), f"the source's own train and {name}"
@@ -232,10 +232,6 @@ def _parts(
     share = 0.1 if len(train) >= 100 else 0.25
     told = f"{share:.0%} held out, stratified, seed {seed}{seen}"
     return hold_out(train, share, seed=seed), told
-
-
-def _any_label(source: Source) -> bool:
-    return source.labels is not None and bool((source.labels >= 0).any())
 
 
 def _labelled(source: Source) -> Source:

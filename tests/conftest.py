@@ -31,3 +31,19 @@ def make_pictures():
         return root
 
     return make
+
+
+@pytest.fixture
+def call(capsys):
+    """Runs a command in this process: (exit code, standard output, standard error)."""
+    from meanshift.cli import main
+
+    def run(*arguments):
+        capsys.readouterr()
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as left:
+            code = left.code
+        return code, *capsys.readouterr()
+
+    return run

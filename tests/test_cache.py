@@ -506,11 +506,13 @@ def test_unreadable_pictures_have_no_row(network, folder, torn, untorn):
 
 
 def test_the_rows_that_are_left_have_the_bits_of_extract(network, folder):
-    source, bad = Torn(300, [2, 257]), {}
+    source = Torn(300, [2, 257])
     with pytest.warns(UserWarning, match="2 of 300 pictures"):
-        rows, _, _ = keep(network, source, folder)
-    assert torch.equal(rows, plainly(network, source, bad=bad))
-    assert sorted(bad) == [2, 257]
+        rows, kept, _ = keep(network, source, folder)
+    with pytest.warns(UserWarning, match="count as grey"):
+        whole = plainly(network, source)
+    assert kept.tolist() == [index for index in range(300) if index not in (2, 257)]
+    assert torch.equal(rows, whole[kept])
 
 
 def test_the_header_has_one_length_whatever_the_count():

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from meanshift import load_encoder, subject
-from meanshift.cli import main
 from meanshift.config import settings
 from meanshift.data import train_and_held_out
 from meanshift.recipes import RECIPES
@@ -26,21 +25,6 @@ TINY = [
 ]
 
 GREY = pytest.mark.filterwarnings("ignore:.*count as grey:UserWarning")  # said by the snapshots
-
-
-@pytest.fixture
-def call(capsys):
-    """Runs a command in this process: (exit code, standard output, standard error)."""
-
-    def run(*arguments):
-        capsys.readouterr()
-        try:
-            code = main([str(argument) for argument in arguments])
-        except SystemExit as left:
-            code = left.code
-        return code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture

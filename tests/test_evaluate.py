@@ -252,7 +252,7 @@ def test_each_epoch_shows_every_picture_once_in_a_new_view(subject, resnet):
 
 
 def test_linear_reports_the_last_epoch_and_names_the_best(subject, monkeypatch):
-    curves = probe.Curves((0.01,), [[50.0], [70.0], [60.0]], [[90.0], [91.0], [92.0]])
+    curves = probe.Curves([[50.0], [70.0], [60.0]], [[90.0], [91.0], [92.0]])
     monkeypatch.setattr(linear, "fit_layers", lambda *_, **__: curves)
     result = linear.evaluate(subject())
     assert result.figures == {"top-1": 60, "top-5": 92, "best top-1, chosen on test": 70}
@@ -270,7 +270,7 @@ def test_linear_reports_the_last_epoch_and_names_the_best(subject, monkeypatch):
     ],
 )
 def test_only_the_papers_recipe_is_called_linear(subject, monkeypatch, given, name):
-    curves = probe.Curves((0.01,), [[50.0]], [[90.0]])
+    curves = probe.Curves([[50.0]], [[90.0]])
     monkeypatch.setattr(linear, "fit_layers", lambda *_, **__: curves)
     result = linear.evaluate(subject(train=60, test=30), **given)
     assert result.name == name

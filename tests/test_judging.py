@@ -11,23 +11,12 @@ import torch
 from torchvision import models
 
 from meanshift import features, load_encoder
-from meanshift.cli import main
 
 TINY = (
     "--data.image_size 16 --encoder.width 0.125 --train.batch_size 4 --method.bank_size 16 "
     "--train.device cpu --train.epochs 1 --train.warmup_epochs 0 --data.workers 0 "
     "--train.snapshots 0"
 ).split()
-
-
-@pytest.fixture
-def call(capsys):
-    def run(*arguments):
-        capsys.readouterr()
-        code = main([str(argument) for argument in arguments])
-        return code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from meanshift.recipes import RECIPES, recipe
 
 if TYPE_CHECKING:
     from meanshift.cli import Command
-    from meanshift.data import Source
     from meanshift.train import Monitor
 
 
@@ -60,8 +59,8 @@ def _monitor(config: Config) -> Monitor | None:
     train, held = train_and_held_out(
         config.data.source, config.data.held_out, seed=config.train.seed
     )
-    if held is None or not _labelled(train) or not _labelled(held):
-        why = "nothing held out" if held is None and _labelled(train) else "no labels"
+    if held is None or not train.labelled or not held.labelled:
+        why = "nothing held out" if held is None and train.labelled else "no labels"
         print(
             f"{train.name}: {len(train)} pictures, {why}: no k-NN while training", file=sys.stderr
         )
@@ -72,10 +71,6 @@ def _monitor(config: Config) -> Monitor | None:
         file=sys.stderr,
     )
     return KNNMonitor(train, held, image_size=config.data.image_size)
-
-
-def _labelled(source: Source) -> bool:
-    return source.labels is not None and bool((source.labels >= 0).any())
 
 
 def _demo(given: argparse.Namespace) -> int:
@@ -90,7 +85,7 @@ def _demo(given: argparse.Namespace) -> int:
     train, held = train_and_held_out(
         config.data.source, config.data.held_out, seed=config.train.seed
     )
-    if held is None or not (train.uniform and _labelled(train) and _labelled(held)):
+    if held is None or not (train.uniform and train.labelled and held.labelled):
         raise ValueError(f"{config.data.source}: need labelled arrays with a held-out part")
     code = _train(config, given.out)
     if code:

@@ -34,6 +34,11 @@ class Source(ABC):
     @abstractmethod
     def __len__(self) -> int: ...
 
+    @property
+    def labelled(self) -> bool:
+        """Whether any picture has a label."""
+        return self.labels is not None and bool((self.labels >= 0).any())
+
     @abstractmethod
     def title(self, index: int) -> str:
         """What a person would call the picture: its file's name or its number."""

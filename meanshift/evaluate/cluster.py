@@ -18,10 +18,10 @@ def evaluate(
     subject: Subject, *, clusters: int = 0, iterations: int = 20, restarts: int = 0
 ) -> Result:
     """Cluster the training pictures into as many groups as there are classes (or `clusters`)."""
+    if not clusters and subject.sources[1] is None:
+        raise ValueError(f"{subject.data}: no labels to count classes by; say --clusters N")
     part = subject.train
     labels = None if subject.sources[1] is None else part.labels
-    if not clusters and labels is None:
-        raise ValueError(f"{subject.data}: no labels to count classes by; say --clusters N")
     clusters = clusters or len(part.labels.unique())
     restarts = restarts or (3 if clusters <= 100 else 1)  # with many clusters a start matters less
     assigned, spread = kmeans(
