@@ -358,6 +358,19 @@ def test_seeds_give_a_mean_and_a_deviation(subject):
     assert result.figures["10% top-1 deviation"] == pytest.approx(np.std(found, ddof=1), rel=1e-5)
 
 
+def test_each_seed_draws_a_cut_of_its_own(subject, monkeypatch):
+    judged, drawn = subject(), []
+
+    def fit(_, part, *__, seed, **___):
+        drawn.append((seed, tuple(part.source.indices.tolist())))
+        return probe.Curves([[50.0]], [[90.0]])
+
+    monkeypatch.setattr(semi, "fit_layers", fit)
+    semi.evaluate(judged, fractions=[0.1], seeds=3)
+    assert [seed for seed, _ in drawn] == [0, 1, 2]
+    assert len({cut for _, cut in drawn}) == 3 and {len(cut) for _, cut in drawn} == {60}
+
+
 def test_a_seed_draws_the_same_cut_whatever_the_others_are(subject):
     judged, given = subject(shuffled=True), {"recipe": SHORT, "fractions": [0.1], "cached": True}
     three = semi.evaluate(judged, seeds=3, **given).settings["by seed"]["10% top-1"]
