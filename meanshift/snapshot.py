@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -11,6 +13,8 @@ from meanshift.config import Config
 from meanshift.data import Source
 from meanshift.features import extract, judged
 from meanshift.journal import Journal
+from meanshift.methods import MeanShift
+from meanshift.views import draw_again
 
 
 def snapshot_epochs(epochs: int, count: int) -> set[int]:
@@ -22,13 +26,14 @@ def snapshot_epochs(epochs: int, count: int) -> set[int]:
 
 def take_snapshot(
     journal: Journal,
-    encoder: nn.Module,
+    method: MeanShift,
     source: Source,
     config: Config,
     epoch: int,
     precision: torch.dtype,
 ) -> dict[str, float]:
     """Write a moment and return what it tells: rank of the features, neighbours that stayed."""
+    encoder = method.online
     backbone, projector = encoder.get_submodule("backbone"), encoder.get_submodule("projector")
     device = next(encoder.parameters()).device
     indices = keyed.choose(config.train.seed, len(source), config.train.probe_size, keyed.PROBE)
@@ -56,11 +61,45 @@ def take_snapshot(
         },
     )
     told = {"feature_rank": health.effective_rank(features)}
+    told |= _purity_of_views(method, source, indices, config, epoch, device)
     earlier = [old for old in sorted(journal.snapshots.glob("epoch-*.pt")) if old < path]
     if earlier:
         before = checkpoint.read(earlier[-1])["features"]
         told["neighbours_kept"] = health.stability(_neighbours(before), _neighbours(features))
     return told
+
+
+@torch.no_grad()
+def _purity_of_views(
+    method: MeanShift,
+    source: Source,
+    indices: Tensor,
+    config: Config,
+    epoch: int,
+    device: torch.device,
+) -> dict[str, float]:
+    """The target's purity in the bank as it is, by weak and by strong views of the probe."""
+    bank = method.bank
+    if bank is None or bank.filled < method.k or method.k < 2 or not source.labelled:
+        return {}
+    assert source.labels is not None
+    both = replace(config.views, target="weak", online="strong", same_view=False)
+    config = replace(config, views=both)
+    sums, known = torch.zeros(2), 0
+    with judged(method):  # so the bank is searched and not written
+        for ids in indices.split(256):
+            drawn = draw_again(source, ids, epoch=epoch, config=config)
+            labels = source.labels[drawn.ids]
+            if not (labels >= 0).any():
+                continue
+            for at, view in enumerate((drawn.target, drawn.online)):
+                u = method.project(view.to(device))
+                purity = method.compare(u, u, ids=drawn.ids.to(device), labels=labels).purity
+                assert purity is not None
+                sums[at] += float(purity) * int((labels >= 0).sum())
+            known += int((labels >= 0).sum())
+    weak, strong = (sums / max(1, known)).tolist()
+    return {"purity_weak": weak, "purity_strong": strong} if known else {}
 
 
 def _neighbours(features: Tensor) -> Tensor:

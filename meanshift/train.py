@@ -66,7 +66,8 @@ def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None)
         "precision": str(precision),
         "threads": torch.get_num_threads(),
     }
-    journal = Journal.begin(Path(out), config, extra=machine)
+    about = {"source": fingerprint, "pictures": len(source), "steps": schedule.total}
+    journal = Journal.begin(Path(out), config, extra={**machine, **about})
     tally, bad, start = Tally(), BadPictures(config.data.bad_share, len(source)), 0
     noted = list[tuple[str, str]]()
     state, unreadable = checkpoint.latest(journal.checkpoints)
@@ -95,7 +96,7 @@ def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None)
                 events.add_scalar(f"{kind}/{name}", value, step)
 
     def keep_moment(step: int, epoch: int) -> None:
-        told = take_snapshot(journal, method.online, source, config, epoch, precision)
+        told = take_snapshot(journal, method, source, config, epoch, precision)
         record("snapshot", step, epoch, told)
 
     def save(step: int) -> None:

@@ -16,13 +16,13 @@ FLOORS = (  # from the ground up: a room may import rooms of lower floors only
     "config",
     "recipes keyed distributed journal machine progress",
     "data augment encoder bank",
-    "methods optim health checkpoint features",
-    "console foreign",
+    "methods optim health checkpoint features views look",
+    "console foreign run",
     "snapshot tally weights",
-    "train subject embed",
+    "train subject embed maps",
     "probe",
     "evaluate",
-    "bench",
+    "bench figures",
     "__init__",
     "cli",
     "__main__",
@@ -42,10 +42,18 @@ NARROWER = {  # the rooms for which the plan allows less than every lower floor
     "optim": "config",
     "health": "",
     "checkpoint": "config encoder journal",
-    "weights": " ".join(FLOORS[: FLOORS.index("console foreign")]) + " foreign",
+    "look": "journal",
+    "views": "config keyed data augment",
+    "run": "config data bank checkpoint journal",
+    "maps": "keyed journal run",
+    "figures": "config keyed data augment look views run maps evaluate",
+    "weights": " ".join(FLOORS[: FLOORS.index("console foreign run")]) + " foreign",
 }
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms.split()}
-APART = ("evaluate",)  # packages whose files may import the package itself but never each other
+APART = (
+    "evaluate",
+    "figures",
+)  # packages whose files may import the package itself but never each other
 DRAWERS = {"utils", "util", "misc", "common", "helpers", "helper"}
 
 

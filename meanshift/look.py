@@ -1,0 +1,103 @@
+"""One look for all figures: colours, type, mosaics of pictures, and files that are made alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meanshift.journal import whole_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+INK, QUIET, RULE, PAPER = "#1f2430", "#5d6575", "#d9dde5", "#ffffff"
+ALARM = "#b3261e"
+COLOURS = (
+    "#2f6fde", "#e0662b", "#2a9d6f", "#c23a6b", "#8a5bd0",
+    "#a8780a", "#1794a8", "#8c5a3c", "#d957b9", "#7a8a1f",
+)  # fmt: skip
+"""Ten that differ in lightness as well as in hue; the pages have the same."""
+
+
+def figure(width: float, height: float) -> Figure:
+    """An empty figure in inches, without the global state of pyplot."""
+    from matplotlib.figure import Figure
+
+    style()
+    return Figure(figsize=(width, height), facecolor=PAPER, layout="constrained")
+
+
+def style() -> None:
+    """Type and lines of every figure."""
+    import matplotlib
+    from cycler import cycler
+
+    matplotlib.rcParams.update(
+        {
+            "font.family": "DejaVu Sans",
+            "font.size": 9,
+            "text.color": INK,
+            "axes.edgecolor": RULE,
+            "axes.labelcolor": QUIET,
+            "axes.titlecolor": INK,
+            "axes.titlesize": 10,
+            "axes.titleweight": "bold",
+            "axes.titlelocation": "left",
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "axes.axisbelow": True,
+            "axes.prop_cycle": cycler(color=COLOURS),
+            "grid.color": RULE,
+            "grid.linewidth": 0.6,
+            "lines.linewidth": 1.6,
+            "xtick.color": QUIET,
+            "ytick.color": QUIET,
+            "xtick.major.size": 0,
+            "ytick.major.size": 0,
+            "legend.frameon": False,
+            "svg.hashsalt": "meanshift",  # the same figure gives the same file
+            "svg.fonttype": "none",
+        }
+    )
+
+
+def mosaic(
+    cells: Sequence[Sequence[NDArray[np.uint8] | None]], *, gap: int = 2, scale: int = 1
+) -> NDArray[np.uint8]:
+    """Rows of square pictures of one side as one picture on white; None leaves a cell empty.
+
+    Cell (row, column) begins at pixel `(side * scale + gap) * (row, column)`.
+    """
+    side = next(cell.shape[0] for row in cells for cell in row if cell is not None) * scale
+    height, width = len(cells), max(map(len, cells))
+    sheet = np.full(
+        (height * (side + gap) - gap, width * (side + gap) - gap, 3), 255, dtype=np.uint8
+    )
+    for r, row in enumerate(cells):
+        for c, cell in enumerate(row):
+            if cell is not None:
+                top, left = r * (side + gap), c * (side + gap)
+                big = np.repeat(np.repeat(cell, scale, 0), scale, 1)
+                sheet[top : top + side, left : left + side] = big
+    return sheet
+
+
+def save(drawn: Figure, path: Path, *, title: str, text: str) -> list[Path]:
+    """Write PNG and SVG; both carry their title and a text for those who cannot see them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files = []
+    about = {"Title": title, "Description": text}
+    for suffix, told in {
+        ".png": {**about, "Software": None},
+        ".svg": {**about, "Date": None},
+    }.items():
+        target = path.with_name(path.name + suffix)
+        with whole_file(target, shared=True) as file:
+            drawn.savefig(file, format=suffix[1:], dpi=160, metadata=told)
+        files.append(target)
+    return files

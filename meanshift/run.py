@@ -1,0 +1,258 @@
+"""A run directory as those see it who look at it: figures, report and explorer read it here."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+from torch.nn import functional as F
+from torchvision.transforms.v2 import functional as TF
+
+from meanshift import checkpoint
+from meanshift.bank import nearest
+from meanshift.config import HARMLESS, differences
+from meanshift.data import Source, Unreadable, train_and_held_out
+from meanshift.journal import Journal
+
+
+class Lacking(ValueError):
+    """What a picture needs and the runs do not hold, and what to type to have it."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A snapshot: unit features of the probe, and which pictures of the source they are."""
+
+    epoch: int
+    indices: Int[Tensor, " n"]
+    features: Float[Tensor, "n features"]
+
+
+class Run:
+    """One run directory, read only; it may still be training.
+
+    >>> run = Run("runs/demo")
+    >>> epochs, purity = run.series("purity")
+    >>> near, similarity = run.neighbours(run.epochs[-1], 10)
+    """
+
+    def __init__(self, folder: Path | str, *, data: str | None = None) -> None:
+        self.folder = Path(folder)
+        self.name = self.folder.resolve().name
+        self.journal = Journal.open(self.folder)
+        self.config = self.journal.config
+        if data is not None:
+            self.config = self.config.with_overrides({"data.source": data})
+        self._lines: dict[str, _Tail] = {}
+
+    # What was written while training
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """The whole lines of a .jsonl file so far; only what is new is read."""
+        tail = self._lines.setdefault(name, _Tail(self.folder / name))
+        return tail.read()
+
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        """The records of metrics.jsonl of one kind: train, monitor or snapshot."""
+        return [record for record in self.lines("metrics.jsonl") if record["kind"] == kind]
+
+    @property
+    def warnings(self) -> list[dict[str, Any]]:
+        return self.lines("warnings.jsonl")
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        path = self.folder / "environment.json"
+        held: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        return held
+
+    @property
+    def steps(self) -> float:
+        """Steps an epoch, from the last lines of whole epochs."""
+        told = self.environment.get("steps")
+        if told:
+            return float(told) / self.config.train.epochs
+        ends = [r["step"] / r["epoch"] for r in self.lines("metrics.jsonl") if r["epoch"]]
+        return max(ends, default=1.0)
+
+    def series(self, name: str) -> tuple[list[float], list[float]]:
+        """A figure by epoch (in parts of epochs), from whichever records hold it."""
+        steps = self.steps
+        held = [r for r in self.lines("metrics.jsonl") if _is_number(r.get(name))]
+        return [r["step"] / steps for r in held], [float(r[name]) for r in held]
+
+    @property
+    def done(self) -> float:
+        """Epochs trained so far."""
+        lines = self.lines("metrics.jsonl")
+        return max((r["step"] for r in lines), default=0) / self.steps
+
+    @property
+    def results(self) -> dict[str, dict[str, Any]]:
+        """Every result that judging left, by name: its figures and its card."""
+        found = {}
+        for path in sorted(self.journal.results.glob("*.json")):
+            try:
+                held = json.loads(path.read_text())
+            except (OSError, ValueError):
+                continue
+            if isinstance(held, dict) and {"figures", "card"} <= set(held):
+                found[path.stem] = held
+        return found
+
+    # The pictures
+
+    @functools.cached_property
+    def source(self) -> Source:
+        """The training pictures, as the run cut them; refused where they are others by now."""
+        return self._parts[0]
+
+    @property
+    def held_out(self) -> Source | None:
+        return self._parts[1]
+
+    @functools.cached_property
+    def _parts(self) -> tuple[Source, Source | None]:
+        data, seed = self.config.data, self.config.train.seed
+        say = f"say where they lie now: --data SOURCE (it was {data.source})"
+        try:
+            train, held = train_and_held_out(data.source, data.held_out, seed=seed)
+        except (ValueError, OSError) as error:
+            raise Lacking(f"{self.folder}: its pictures cannot be found ({error}); {say}") from None
+        known = self.environment.get("source")
+        largest = max((int(self.moment(epoch).indices.max()) for epoch in self.epochs), default=-1)
+        if largest >= len(train) or (known and known != train.fingerprint()):
+            raise Lacking(
+                f"{self.folder}: was trained on other pictures than the {len(train)} in "
+                f"{data.source} now; {say}"
+            )
+        return train, held
+
+    def thumbnail(self, index: int, side: int) -> UInt8[Tensor, "side side 3"]:
+        """A training picture cut square from its centre; an unreadable one is grey."""
+        try:
+            picture = self.source.read(index)
+        except Unreadable:
+            return torch.full((side, side, 3), 128, dtype=torch.uint8)
+        return square(picture, side)
+
+    # The snapshots
+
+    @property
+    def epochs(self) -> list[int]:
+        """Epochs after which a snapshot was taken, rising."""
+        names = (path.stem for path in self.journal.snapshots.glob("epoch-*.pt"))
+        return sorted(int(name.removeprefix("epoch-")) for name in names)
+
+    def snapshot(self, epoch: int) -> Path:
+        return self.journal.snapshots / f"epoch-{epoch:04d}.pt"
+
+    @functools.lru_cache(maxsize=64)  # noqa: B019 (a run lives as long as the page that shows it)
+    def moment(self, epoch: int) -> Moment:
+        """The snapshot after an epoch."""
+        if epoch not in self.epochs:
+            known = ", ".join(map(str, self.epochs)) or "none"
+            raise Lacking(f"{self.folder}: no snapshot after epoch {epoch}; there are {known}")
+        state = checkpoint.read(self.snapshot(epoch))
+        return Moment(epoch, state["indices"], F.normalize(state["features"].float(), dim=1))
+
+    def some_epochs(self, count: int = 0) -> list[int]:
+        """All epochs with snapshots, or `count` of them from the first to the last."""
+        epochs = self.epochs
+        if not epochs:
+            raise Lacking(
+                f"{self.folder}: no snapshots; they are taken while training, with "
+                f"--train.snapshots 6"
+            )
+        if not count or count >= len(epochs):
+            return epochs
+        at = {round(i * (len(epochs) - 1) / max(1, count - 1)) for i in range(count)}
+        return [epochs[i] for i in sorted(at)]
+
+    def neighbours(
+        self, epoch: int, count: int
+    ) -> tuple[Int[Tensor, "n count"], Float[Tensor, "n count"]]:
+        """The nearest others of each picture inside the probe: (rows of the probe, similarity)."""
+        unit = self.moment(epoch).features
+        count = min(count, len(unit) - 1)
+        return nearest(unit, unit, count, leave_out=torch.arange(len(unit)))
+
+    @property
+    def labels(self) -> Int[Tensor, " n"] | None:
+        """Labels of the probe, where the source has any (-1 is unknown)."""
+        if not self.source.labelled or not self.epochs:
+            return None
+        assert self.source.labels is not None
+        return self.source.labels[self.moment(self.epochs[-1]).indices]
+
+    def pure(self, epoch: int, count: int = 10) -> Float[Tensor, " n"]:
+        """Share of each probe picture's nearest others that have its label."""
+        labels = self.labels
+        if labels is None:
+            raise Lacking(f"{self.folder}: no labels, so no purity")
+        near, _ = self.neighbours(epoch, count)
+        return (labels[near] == labels[:, None]).float().mean(1)
+
+
+def square(picture: UInt8[Tensor, "3 height width"], side: int) -> UInt8[Tensor, "side side 3"]:
+    """The centre of a picture at a size."""
+    if tuple(picture.shape[1:]) != (side, side):
+        picture = TF.center_crop(TF.resize(picture, [side], antialias=True), [side, side])
+    return picture.permute(1, 2, 0).contiguous()
+
+
+def open_runs(folders: Sequence[Path | str], *, data: str | None = None) -> list[Run]:
+    """Several runs, each with a name of its own: folders of one name get their parent's as well."""
+    runs = [Run(folder, data=data) for folder in folders]
+    for run in runs:
+        if sum(other.folder.resolve().name == run.folder.resolve().name for other in runs) > 1:
+            run.name = "/".join(run.folder.resolve().parts[-2:])
+    return runs
+
+
+def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """The settings in which runs differ, with the value of each run."""
+    first = runs[0].config
+    names = {name: None for run in runs for name in differences(first, run.config)}
+    told = {name: [_setting(run, name) for run in runs] for name in names}
+    return {n: values for n, values in told.items() if n == "data.source" or n not in HARMLESS}
+
+
+def _setting(run: Run, name: str) -> Any:
+    group, _, field = name.partition(".")
+    return getattr(getattr(run.config, group), field)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+class _Tail:
+    """The lines of a file that grows; one that was written anew is read from its beginning."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.at, self.file = path, 0, (0, 0)
+        self.known: list[dict[str, Any]] = []
+
+    def read(self) -> list[dict[str, Any]]:
+        try:
+            told = self.path.stat()
+        except FileNotFoundError:
+            return []
+        if (told.st_dev, told.st_ino) != self.file or told.st_size < self.at:
+            self.file, self.at, self.known = (told.st_dev, told.st_ino), 0, []
+        if told.st_size > self.at:
+            with self.path.open("rb") as file:
+                file.seek(self.at)
+                whole, _, _ = file.read().rpartition(b"\n")  # a last line may still be written
+            self.at += len(whole) + bool(whole)
+            self.known += [json.loads(line) for line in whole.splitlines()]
+        return self.known
