@@ -43,8 +43,7 @@ def draw_maps(
         maps.append(one)
         if told is not None:
             told(done + 1, len(epochs))
-    reach = max(float(one.points.abs().max()) for one in maps) or 1.0
-    return [EpochMap(one.epoch, one.rows, one.points / reach) for one in maps]
+    return _framed(maps)
 
 
 def flat_maps(run: Run, *, most: int = 2000) -> list[EpochMap]:
@@ -54,13 +53,22 @@ def flat_maps(run: Run, *, most: int = 2000) -> list[EpochMap]:
         features = run.moment(epoch).features
         rows = _drawn(run, most)
         points = _principal(features[rows])
+        points = points / points.abs().max().clamp(min=1e-12)
         before = points if before is None else _turned(points, before)
-        maps.append(EpochMap(epoch, rows, before / before.abs().max().clamp(min=1e-12)))
-    return maps
+        maps.append(EpochMap(epoch, rows, before))
+    return _framed(maps)
+
+
+def _framed(maps: list[EpochMap]) -> list[EpochMap]:
+    """All maps in one frame: the square from -1 to 1 around all of their points."""
+    every = torch.cat([one.points for one in maps])
+    low, high = every.amin(0), every.amax(0)
+    middle, reach = (low + high) / 2, ((high - low).max() / 2).clamp(min=1e-12)
+    return [EpochMap(one.epoch, one.rows, (one.points - middle) / reach) for one in maps]
 
 
 def _chain(run: Run, epochs: list[int], most: int) -> Iterator[EpochMap]:
-    rows, before, key = _drawn(run, most), None, f"{_DRAWN} {most}"
+    rows, before, key = _drawn(run, most), None, str(_DRAWN)
     if len(rows) < 5:
         raise Lacking(f"{run.folder}: a map needs 5 pictures or more, the probe has {len(rows)}")
     for epoch in epochs:

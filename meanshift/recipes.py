@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Callable
 
-from meanshift.config import Config, Data, Encoder, Method, Strength, Train, Views
+from meanshift.config import Config, Data, Encoder, Method, Strength, Train, Views, differences
 
 
 def imagenet_r50() -> Config:
@@ -162,6 +163,18 @@ def recipe(name: str) -> Config:
 def describe(name: str) -> str:
     """A recipe's docstring: what it is, command, hardware, time, result."""
     return inspect.cleandoc(RECIPES[name].__doc__ or "")
+
+
+def command_for(config: Config, out: str) -> str:
+    """What to type to train or continue exactly this: the nearest recipe and what differs."""
+    near = min(RECIPES, key=lambda name: len(differences(recipe(name), config)))
+    changed = {name: now for name, (_, now) in differences(recipe(near), config).items()}
+    words = ["meanshift", "pretrain", near, "--data", config.data.source, "--out", out]
+    changed.pop("data.source", None)
+    for name, value in changed.items():
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        words += [f"--{name}", text]
+    return shlex.join(words)
 
 
 def _imagenet(target: Strength, online: Strength, *, k: int) -> Config:

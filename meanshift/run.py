@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
@@ -73,6 +74,13 @@ class Run:
         path = self.folder / "environment.json"
         held: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         return held
+
+    @property
+    def pair(self) -> str:
+        """The views as the paper writes them, target first: `w/s`."""
+        views = self.config.views
+        same = " (same view)" if views.same_view else ""
+        return f"{views.target[0]}/{views.online[0]}{same}"
 
     @property
     def steps(self) -> float:
@@ -177,6 +185,12 @@ class Run:
         at = {round(i * (len(epochs) - 1) / max(1, count - 1)) for i in range(count)}
         return [epochs[i] for i in sorted(at)]
 
+    def chosen_epochs(self, wish: Sequence[int], count: int) -> list[int]:
+        """The epochs that a person asked for, or else `count` of those with snapshots."""
+        if not wish:
+            return self.some_epochs(count)
+        return [self.moment(epoch).epoch for epoch in wish]
+
     def neighbours(
         self, epoch: int, count: int
     ) -> tuple[Int[Tensor, "n count"], Float[Tensor, "n count"]]:
@@ -199,7 +213,25 @@ class Run:
         if labels is None:
             raise Lacking(f"{self.folder}: no labels, so no purity")
         near, _ = self.neighbours(epoch, count)
-        return (labels[near] == labels[:, None]).float().mean(1)
+        return ((labels[near] == labels[:, None]) & (labels[:, None] >= 0)).float().mean(1)
+
+    def clusters(self) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
+        """The assignment that `evaluate cluster` stored: (cluster, picture of the source)."""
+        path, type_this = (
+            self.journal.results / "cluster.npz",
+            f"type: meanshift evaluate cluster {self.folder}",
+        )
+        try:
+            with np.load(path) as held:
+                assigned, titles = torch.from_numpy(held["assigned"]), held["picture"]
+        except FileNotFoundError:
+            raise Lacking(f"{self.folder}: not clustered yet; {type_this}") from None
+        except (OSError, ValueError, KeyError) as error:
+            raise Lacking(f"{path}: cannot be read ({error}); {type_this}") from None
+        place = {self.source.title(i): i for i in range(len(self.source))}
+        if not all(str(title) in place for title in titles):
+            raise Lacking(f"{path}: of other pictures than the run's; {type_this}")
+        return assigned, torch.tensor([place[str(title)] for title in titles])
 
 
 def square(picture: UInt8[Tensor, "3 height width"], side: int) -> UInt8[Tensor, "side side 3"]:

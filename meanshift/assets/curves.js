@@ -1,7 +1,7 @@
 /* Small line charts that can be hovered, touched and read by keyboard.
 
-   meanshiftCurves(container, {title, series: [{name, x, y, colour, dashed}], marks: [{x, text}], format})
-   returns {update({series, marks})}. */
+   meanshiftCurves(container, {title, series: [{name, x, y, colour, dashed}], marks: [{x, text}], format, span})
+   returns {update({series, marks})}; `span` is the least range that the vertical axis shows. */
 "use strict";
 
 function meanshiftCurves(container, options) {
@@ -50,6 +50,8 @@ function meanshiftCurves(container, options) {
     let [y0, y1] = [Infinity, -Infinity];
     for (const one of shown) for (const y of one.y) { y0 = Math.min(y0, y); y1 = Math.max(y1, y); }
     if (x1 <= x0) x1 = x0 + 1;
+    const short = (options.span || 0) - (y1 - y0);  // a small change must not look like a large one
+    if (short > 0) { y0 -= short / 2; y1 += short / 2; }
     const span = y1 - y0, room = Math.max(span * 0.06, Math.abs(y1) * 1e-3, 1e-9);
     const zero = y0 >= 0 && y0 - room < 0;
     y0 = zero ? 0 : y0 - room;

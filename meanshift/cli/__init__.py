@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from meanshift import __version__
-from meanshift.cli import judging, showing, training
+from meanshift.cli import judging, seeing, showing, training
 
 Command = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
 """How a file of commands adds one: its name, what runs it, its help."""
@@ -60,6 +60,6 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    for part in (training, judging, showing):
+    for part in (training, judging, seeing, showing):
         part.add(command)
     return parser

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def add(command: Command) -> None:
-    demo = command("demo", _demo, "the whole path on shipped pictures: train, judge, show a table")
+    demo = command(
+        "demo", _demo, "the whole path on shipped pictures: train, judge, draw the report page"
+    )
     demo.add_argument(
         "--out", type=Path, default=Path("runs/demo"), metavar="RUN", help="run directory"
     )
@@ -76,8 +79,9 @@ def _monitor(config: Config) -> Monitor | None:
 def _demo(given: argparse.Namespace) -> int:
     from meanshift.console import table
     from meanshift.data import train_and_held_out
-    from meanshift.evaluate import knn
-    from meanshift.journal import Journal
+    from meanshift.evaluate import cluster, knn
+    from meanshift.report import write_report
+    from meanshift.run import Run
     from meanshift.subject import Subject
     from meanshift.weights import load_weights
 
@@ -90,22 +94,25 @@ def _demo(given: argparse.Namespace) -> int:
     code = _train(config, given.out)
     if code:
         return code
-    figures, cards = dict[str, dict[str, float]](), {}
-    for title, weights in {
+    figures = dict[str, dict[str, float]]()
+    for title, spec in {
         "raw pixels": "pixels",
         "untrained encoder": f"untrained:{given.out}",
         "after Mean Shift training": str(given.out),
     }.items():
+        weights = load_weights(spec)
         subject = Subject(
-            load_weights(weights),
+            replace(weights, name="pixels") if spec == "pixels" else weights,
             config.data.source,
             device=config.train.device,
             image_size=config.data.image_size,
             home=given.out,
         )
         result = knn.evaluate(subject)
-        figures[title], cards[title] = result.figures, subject.card(result)
-    Journal.open(given.out).save_result("demo", {"rows": figures, "cards": cards})
-    print(f"\nheld-out pictures, accuracy in %\n{table(figures)}")
-    print(f"\nthe run lies in {given.out} (metrics.jsonl, checkpoints/, snapshots/, results/)")
+        subject.save(result)
+        figures[title] = result.figures
+    subject.save(cluster.evaluate(subject))
+    print(f"\nheld-out pictures, accuracy in %\n{table(figures)}\n\ndrawing the report ...")
+    page = write_report([Run(given.out)], given.out / "report.html")
+    print(f"open {page.resolve()}\nor walk through the run with: meanshift explore {given.out}")
     return 0

@@ -1,0 +1,284 @@
+"""One self-contained page about one or more runs, made from their directories alone."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+import shlex
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meanshift import __version__, gallery
+from meanshift.config import differences, settings
+from meanshift.evaluate import NAMES
+from meanshift.journal import write_atomically
+from meanshift.recipes import RECIPES, command_for, recipe
+from meanshift.run import Lacking, Run, differing
+
+ASSETS = Path(__file__).parent / "assets"
+CURVES = {
+    "loss": "Loss",
+    "20-NN": "20-NN accuracy, %",
+    "1-NN": "1-NN accuracy, %",
+    "purity": "Purity of the neighbours",
+    "agreement": "Agreement of the two views",
+    "effective_rank": "Effective rank of the embeddings",
+    "spread": "Spread of the embeddings",
+    "lr": "Learning rate",
+    "pictures_per_second": "Pictures a second",
+}
+BASELINES = {"the untrained encoder": "untrained:", "raw pixels": "pixels:"}
+SPANS = {"20-NN": 10, "1-NN": 10, "purity": 0.1, "agreement": 0.1, "spread": 0.1}
+"""The least range that a curve's axis shows, so that a small change looks small."""
+
+
+def write_report(runs: Sequence[Run], out: Path, *, most: int = 1000) -> Path:
+    """Write the page; `most` is how many pictures of each probe it carries."""
+    import jinja2
+
+    sheets: dict[str, str] = {}
+    pages = [_run(run, colour, sheets, most) for colour, run in enumerate(runs)]
+    drawn = {
+        "runs": [page.pop("drawn") for page in pages],
+        "curves": _curves(runs),
+        "sheets": sheets,
+    }
+    place = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(ASSETS), autoescape=True, undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    place.filters["figure"] = _figure
+    page = place.get_template("report.html").render(
+        runs=pages,
+        title=" and ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs",
+        differing={name: list(map(_plain, values)) for name, values in differing(runs).items()},
+        tables=_tables(runs),
+        drawn=json.dumps(drawn, allow_nan=False).replace("</", "<\\/"),
+        asset=lambda name: (ASSETS / name).read_text(),
+        version=__version__,
+    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, page)
+    return out
+
+
+def _run(run: Run, colour: int, sheets: dict[str, str], most: int) -> dict[str, Any]:
+    """All that the page says of one run; a part that lacks something carries its sentence."""
+    part = _or_lacking
+    seen = part(lambda: gallery.seen(run, sheets, most))
+    bad = [w for w in run.warnings if w["kind"] == "bad picture"]
+    config = run.config
+    return {
+        "name": run.name,
+        "colour": colour % 10,
+        "signs": _signs(run),
+        "alarms": [w["message"] for w in run.warnings if w["kind"] == "collapse"],
+        "notes": [
+            w["message"] for w in run.warnings if w["kind"] not in ("collapse", "bad picture")
+        ],
+        "seen": {key: value for key, value in seen.items() if key != "drawn"},
+        "clusters": part(lambda: gallery.clusters(run)),
+        "views": part(lambda: gallery.views(run)),
+        "data": part(lambda: gallery.data(run)),
+        "bad": bad,
+        "settings": _settings(run),
+        "summary": _summary(run),
+        "verdict": _verdict(run),
+        "began": _typed(run),
+        "versions": _versions(run),
+        "reproduce": command_for(config, f"{run.folder}-again"),
+        "continue": command_for(config, str(run.folder)),
+        "folder": str(run.folder),
+        "drawn": {"name": run.name, "colour": colour % 10, **seen.get("drawn", {})},
+    }
+
+
+def _or_lacking(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return make()
+    except Lacking as lacking:
+        return {"lacks": str(lacking)}
+
+
+# The headline
+
+
+def _summary(run: Run) -> str:
+    """What the run is and how far it has come, in a sentence."""
+    config, epochs = run.config, run.config.train.epochs
+    views = config.views
+    kind = f"{views.target[0]}/{views.online[0]}" + (", the same view twice" * views.same_view)
+    method = "BYOL" if config.method.k == 1 else f"Mean Shift, k {config.method.k}"
+    done = run.done
+    told = f"{method}, {kind}, {config.encoder.name}, on {config.data.source}: "
+    if done >= epochs - 1e-9:
+        return told + f"all {epochs} epochs trained."
+    return told + f"{done:.1f} of {epochs} epochs so far; what follows is not its end."
+
+
+def _verdict(run: Run) -> list[str]:
+    """What the k-NN figures say when they stand beside their baselines."""
+    results = run.results
+    own = results.get("knn", {}).get("figures", {})
+    name = next((name for name in ("20-NN", "1-NN") if name in own), None)
+    if name is None:
+        return []
+    data, told = results["knn"]["card"].get("data"), []
+    for title, spec in BASELINES.items():
+        for held in results.values():
+            card, figures = held["card"], held["figures"]
+            same = card.get("protocol") == "knn" and card.get("data") == data
+            if same and str(card.get("judged")).startswith(spec) and name in figures:
+                told.append(f"{title} {figures[name]:.1f}")
+    beside = f" ({', '.join(told)})" if told else ""
+    return [f"{name} on {data}: {own[name]:.1f}%{beside}."]
+
+
+def _typed(run: Run) -> str:
+    words = run.environment.get("command", [])
+    return shlex.join(["meanshift", *words[1:]]) if words else ""
+
+
+def _versions(run: Run) -> list[tuple[str, str]]:
+    here = run.environment
+    told = {
+        "begun" if not here.get("earlier") else "continued": here.get("date"),
+        "python": here.get("python"),
+        **here.get("versions", {}),
+        "machine": here.get("machine"),
+        "device": here.get("device"),
+        "precision": here.get("precision"),
+        "threads": here.get("threads"),
+        "commit": here.get("commit"),
+    }
+    return [(name, _plain(value)) for name, value in told.items() if value]
+
+
+def _signs(run: Run) -> list[tuple[str, str, str]]:
+    """(what, figure, how it came about) of the signs people look for first."""
+    told = []
+    for name, title in CURVES.items():
+        if name not in ("loss", "20-NN", "purity", "effective_rank"):
+            continue
+        epochs, values = run.series(name)
+        if values:
+            first = f"{_figure(values[0])} at epoch {epochs[0]:.2g}" if len(values) > 1 else ""
+            told.append((title, _figure(values[-1]), first))
+    _, kept = run.series("neighbours_kept")
+    if kept:
+        told.append(("Neighbours kept since the last snapshot", f"{kept[-1]:.0%}", ""))
+    return told
+
+
+def _tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """A table a protocol: those judged, their figures, and the card of each."""
+    tables: dict[tuple[str, str], dict[str, Any]] = {}
+    for run in runs:
+        for stem, held in run.results.items():
+            card, figures = held["card"], held["figures"]
+            protocol, data = card.get("protocol"), card.get("data")
+            if not protocol or not data or not all(map(_is_number, figures.values())):
+                continue
+            table = tables.setdefault(
+                (protocol, data), {"protocol": protocol, "data": data, "columns": {}, "rows": []}
+            )
+            table["columns"] |= dict.fromkeys(figures)
+            name = stem.removeprefix(protocol).strip("-")
+            own = not name
+            spec = str(card.get("judged"))
+            name = next((title for title, at in BASELINES.items() if spec.startswith(at)), name)
+            row = {"name": name or run.name, "own": own, "figures": figures, "card": _flat(card)}
+            if name and len(runs) > 1 and not spec.startswith("pixels"):
+                row["name"] = f"{run.name}: {name}"
+            table["rows"].append(row)
+    for table in tables.values():
+        table["rows"].sort(key=lambda row: not row["own"])
+        table["columns"] = list(table["columns"])
+    order = {name: at for at, name in enumerate(NAMES)}
+    return sorted(
+        tables.values(), key=lambda table: order.get(table["protocol"].split("-")[0], len(order))
+    )
+
+
+def _curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    curves = []
+    for name, title in CURVES.items():
+        series = []
+        for colour, run in enumerate(runs):
+            x, y = thinned(*run.series(name))
+            if x:
+                series.append({"name": run.name, "colour": colour % 10, "x": x, "y": y})
+        marks = [
+            {"x": round(w["step"] / run.steps, 3), "text": "collapse"}
+            for run in runs
+            for w in run.warnings
+            if w["kind"] == "collapse"
+        ]
+        if series:
+            span = SPANS.get(name, 0)
+            curves.append({"title": title, "series": series, "marks": marks, "span": span})
+    return curves
+
+
+def thinned(
+    x: Sequence[float], y: Sequence[float], *, most: int = 400
+) -> tuple[list[float], list[float]]:
+    """At most so many points of a curve, each the mean of its stretch; ends are kept."""
+    if len(x) > most:
+        edges = np.linspace(0, len(x), most + 1).astype(int)
+        parts = [slice(a, b) for a, b in itertools.pairwise(edges)]
+        x = [x[0], *(statistics.fmean(x[p]) for p in parts[1:-1]), x[-1]]
+        y = [y[0], *(statistics.fmean(y[p]) for p in parts[1:-1]), y[-1]]
+    return [round(value, 3) for value in x], [float(f"{value:.5g}") for value in y]
+
+
+# The settings
+
+
+def _settings(run: Run) -> list[dict[str, Any]]:
+    """Every setting with its help; those that differ from the nearest recipe are marked."""
+    near = min(RECIPES, key=lambda name: len(differences(recipe(name), run.config)))
+    changed, values = differences(recipe(near), run.config), run.config.to_dict()
+    rows = []
+    for name, _, _, text in settings():
+        group, _, field = name.partition(".")
+        value = _plain(values[group][field])
+        rows.append({"name": name, "value": value, "help": text, "changed": name in changed})
+    return rows
+
+
+def _flat(card: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(key, _plain(value)) for key, value in card.items()]
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_plain(held)}" for key, held in value.items())
+    if isinstance(value, list | tuple):
+        return " ".join(map(_plain, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _figure(value: float) -> str:
+    """A number as a person would write it."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def page_name(runs: Sequence[Run]) -> Path:
+    """Where a report goes unless told otherwise: inside the run, or beside several."""
+    if len(runs) == 1:
+        return runs[0].folder / "report.html"
+    words = "-".join(re.sub(r"\W+", "-", run.name) for run in runs)
+    return runs[0].folder.parent / f"report-{words[:80]}.html"
