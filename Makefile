@@ -10,7 +10,7 @@ PIP = $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check instal
 demo: $(VENV)/.installed
 	$(BIN)/meanshift demo
 
-test: $(VENV)/.installed-dev
+test: $(VENV)/.installed-dev $(VENV)/.browser
 	$(BIN)/pytest -n 2
 
 test-slow: $(VENV)/.installed-dev
@@ -24,6 +24,12 @@ check: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The pages are tested in a real browser where there is one or it can be had; else the tests say so.
+$(VENV)/.browser: | $(BIN)/python
+	@if command -v chromium >/dev/null || (test "$$(id -u)" = 0 && apt-get update -qq \
+	    && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null); then touch $@; \
+	else echo "no chromium and no right to install it: the browser tests will be skipped"; fi
 
 $(BIN)/python:
 	$(PYTHON) -m venv --without-pip $(VENV)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -91,7 +92,7 @@ def _queries(labels: Tensor | None, size: int) -> list[int]:
     return [firsts[label] for label in sorted(firsts) if label >= 0][:10]
 
 
-def _sheet(cells: list[np.ndarray[Any, Any]], sheets: dict[str, str]) -> str:
+def _sheet(cells: list[NDArray[np.uint8]], sheets: dict[str, str]) -> str:
     """All pictures of a probe as one JPEG; runs with the same probe share it."""
     columns = math.ceil(math.sqrt(len(cells)))
     rows = [cells[i : i + columns] for i in range(0, len(cells), columns)]
@@ -132,7 +133,7 @@ def views(run: Run, *, count: int = 8) -> dict[str, Any]:
     side = min(run.config.data.image_size, 96)
     mean, deviation = (torch.tensor(v)[:, None, None] for v in (MEAN, DEVIATION))
 
-    def plain(view: Tensor) -> np.ndarray[Any, Any]:
+    def plain(view: Tensor) -> NDArray[np.uint8]:
         pixels = ((view * deviation + mean) * 255).round().clamp(0, 255).to(torch.uint8)
         return square(pixels, side).numpy()
 
@@ -191,7 +192,7 @@ def data(run: Run) -> dict[str, Any]:
     return {"told": told, "classes": classes}
 
 
-def _address(pixels: np.ndarray[Any, Any], *, quality: int = 85) -> str:
+def _address(pixels: NDArray[np.uint8], *, quality: int = 85) -> str:
     held = io.BytesIO()
     Image.fromarray(pixels).save(held, "JPEG", quality=quality, optimize=True)
     return "data:image/jpeg;base64," + base64.b64encode(held.getvalue()).decode()

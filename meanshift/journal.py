@@ -116,6 +116,7 @@ def environment() -> dict[str, Any]:
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": sys.argv,
+        "directory": str(Path.cwd()),
         "python": platform.python_version(),
         "versions": versions,
         "machine": {

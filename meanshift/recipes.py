@@ -165,9 +165,14 @@ def describe(name: str) -> str:
     return inspect.cleandoc(RECIPES[name].__doc__ or "")
 
 
+def nearest_recipe(config: Config) -> str:
+    """The recipe from which a configuration differs least."""
+    return min(RECIPES, key=lambda name: len(differences(recipe(name), config)))
+
+
 def command_for(config: Config, out: str) -> str:
     """What to type to train or continue exactly this: the nearest recipe and what differs."""
-    near = min(RECIPES, key=lambda name: len(differences(recipe(name), config)))
+    near = nearest_recipe(config)
     changed = {name: now for name, (_, now) in differences(recipe(near), config).items()}
     words = ["meanshift", "pretrain", near, "--data", config.data.source, "--out", out]
     changed.pop("data.source", None)

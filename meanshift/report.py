@@ -18,14 +18,14 @@ from meanshift import __version__, gallery
 from meanshift.config import differences, settings
 from meanshift.evaluate import NAMES
 from meanshift.journal import write_atomically
-from meanshift.recipes import RECIPES, command_for, recipe
+from meanshift.recipes import command_for, nearest_recipe, recipe
 from meanshift.run import Lacking, Run, differing
 
 ASSETS = Path(__file__).parent / "assets"
 CURVES = {
     "loss": "Loss",
-    "20-NN": "20-NN accuracy, %",
-    "1-NN": "1-NN accuracy, %",
+    "20-NN": "20-NN while training, %",
+    "1-NN": "1-NN while training, %",
     "purity": "Purity of the neighbours",
     "agreement": "Agreement of the two views",
     "effective_rank": "Effective rank of the embeddings",
@@ -53,7 +53,6 @@ def write_report(runs: Sequence[Run], out: Path, *, most: int = 1000) -> Path:
         loader=jinja2.FileSystemLoader(ASSETS), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    place.filters["figure"] = _figure
     page = place.get_template("report.html").render(
         runs=pages,
         title=" and ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs",
@@ -88,6 +87,8 @@ def _run(run: Run, colour: int, sheets: dict[str, str], most: int) -> dict[str, 
         "data": part(lambda: gallery.data(run)),
         "bad": bad,
         "settings": _settings(run),
+        "recipe": nearest_recipe(config),
+        "judge": _judge(run),
         "summary": _summary(run),
         "verdict": _verdict(run),
         "began": _typed(run),
@@ -140,9 +141,23 @@ def _verdict(run: Run) -> list[str]:
     return [f"{name} on {data}: {own[name]:.1f}%{beside}."]
 
 
+def _judge(run: Run) -> str:
+    """How to judge it: by labels where there are any."""
+    folder = shlex.quote(str(run.folder))
+    try:
+        labelled = run.source.labelled
+    except Lacking:
+        labelled = True
+    if not labelled:
+        return f"meanshift evaluate cluster {folder} --clusters 10"
+    return f"meanshift evaluate knn linear cluster {folder} --compare untrained:{folder} pixels"
+
+
 def _typed(run: Run) -> str:
-    words = run.environment.get("command", [])
-    return shlex.join(["meanshift", *words[1:]]) if words else ""
+    """The command line of the last session, unless another program called the training."""
+    first, *words = run.environment.get("command") or [""]
+    ours = Path(first).name in ("meanshift", "__main__.py")
+    return shlex.join(["meanshift", *words]) if ours else ""
 
 
 def _versions(run: Run) -> list[tuple[str, str]]:
@@ -188,12 +203,15 @@ def _tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
             table = tables.setdefault(
                 (protocol, data), {"protocol": protocol, "data": data, "columns": {}, "rows": []}
             )
-            table["columns"] |= dict.fromkeys(figures)
+            told = {name: _figure(value) for name, value in figures.items()}
+            for name in [name for name in told if f"{name} deviation" in told]:
+                told[name] += f" ± {told.pop(f'{name} deviation')}"
+            table["columns"] |= dict.fromkeys(told)
             name = stem.removeprefix(protocol).strip("-")
             own = not name
             spec = str(card.get("judged"))
             name = next((title for title, at in BASELINES.items() if spec.startswith(at)), name)
-            row = {"name": name or run.name, "own": own, "figures": figures, "card": _flat(card)}
+            row = {"name": name or run.name, "own": own, "figures": told, "card": _flat(card)}
             if name and len(runs) > 1 and not spec.startswith("pixels"):
                 row["name"] = f"{run.name}: {name}"
             table["rows"].append(row)
@@ -243,8 +261,8 @@ def thinned(
 
 def _settings(run: Run) -> list[dict[str, Any]]:
     """Every setting with its help; those that differ from the nearest recipe are marked."""
-    near = min(RECIPES, key=lambda name: len(differences(recipe(name), run.config)))
-    changed, values = differences(recipe(near), run.config), run.config.to_dict()
+    changed = differences(recipe(nearest_recipe(run.config)), run.config)
+    values = run.config.to_dict()
     rows = []
     for name, _, _, text in settings():
         group, _, field = name.partition(".")
@@ -259,7 +277,7 @@ def _flat(card: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _plain(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_plain(held)}" for key, held in value.items())
+        return ", ".join(f"{key} {_plain(held)}" for key, held in value.items() if held != "")
     if isinstance(value, list | tuple):
         return " ".join(map(_plain, value))
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,9 @@ class Run:
         self.name = self.folder.resolve().name
         self.journal = Journal.open(self.folder)
         self.config = self.journal.config
+        beside = Path(self.environment.get("directory", "."), self.config.data.source)
+        if data is None and not Path(self.config.data.source).exists() and beside.exists():
+            data = str(beside)  # given relative to where the run was started
         if data is not None:
             self.config = self.config.with_overrides({"data.source": data})
         self._lines: dict[str, _Tail] = {}
@@ -226,7 +230,7 @@ class Run:
                 assigned, titles = torch.from_numpy(held["assigned"]), held["picture"]
         except FileNotFoundError:
             raise Lacking(f"{self.folder}: not clustered yet; {type_this}") from None
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise Lacking(f"{path}: cannot be read ({error}); {type_this}") from None
         place = {self.source.title(i): i for i in range(len(self.source))}
         if not all(str(title) in place for title in titles):

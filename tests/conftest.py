@@ -1,6 +1,7 @@
 """Shapes are proven here: every annotated function is checked while the tests run."""
 
 import os
+import shutil
 
 os.environ["OMP_NUM_THREADS"] = "1"  # the test workers share few cores; set before torch loads
 
@@ -47,3 +48,21 @@ def call(capsys):
         return code, *capsys.readouterr()
 
     return run
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """A real browser, driven by Playwright; where there is none, the tests say so."""
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("no chromium here; install it with: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    flags = (
+        "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+        "--disable-component-update --disable-sync"
+    )
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=flags.split())
+        yield browser
+        browser.close()

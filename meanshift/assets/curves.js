@@ -98,7 +98,7 @@ function meanshiftCurves(container, options) {
     at = null;
     const cursor = svg.querySelector(".cursor");
     if (cursor) cursor.style.visibility = "hidden";
-    if (xs.length) readout.textContent = series.length > 2 ? "" : values(xs[xs.length - 1]).join(" · ");
+    if (xs.length) readout.textContent = series.length > 3 ? "" : values(xs[xs.length - 1]).join(" · ");
   }
 
   function point(index) {
@@ -130,6 +130,7 @@ function meanshiftCurves(container, options) {
   function update(next) {
     if (next.series) series = next.series;
     if (next.marks) marks = next.marks;
+    figure.classList.toggle("many", series.length > 1);
     draw();
   }
   update({series: options.series || [], marks: options.marks || []});
