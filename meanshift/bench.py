@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from meanshift.augment import TwoViews
+from meanshift.bank import MemoryBank
 from meanshift.config import Config, Data, Encoder, Method, Train, Views
 from meanshift.encoder import memory_format
+from meanshift.journal import environment
 from meanshift.machine import autocast, pick_device, pick_precision
 from meanshift.methods import MeanShift
 from meanshift.optim import build_optimizer
@@ -123,6 +126,86 @@ def bench_judge(
         f"  scikit-learn k-means / ours, 100 clusters   "
         f"{took['their kmeans'] / took['kmeans']:6.2f}",
         f"  40 cached linear epochs / 20 nearest        {took['linear'] / took['ours']:6.2f}",
+    ]
+    return "\n".join(lines)
+
+
+SIZES = (1_024, 4_096, 16_384, 65_536, 131_072)
+"""banks that `meanshift bench cost` searches, beside the run's own"""
+
+
+def bench_cost(config: Config, *, rounds: int, sizes: Sequence[int] = SIZES) -> dict[str, Any]:
+    """The search's share of a step by the size of the bank: a result with its figures and card."""
+    method, batch = config.method, config.train.batch_size
+    if rounds < 1:
+        raise ValueError(f"--rounds: got {rounds}, need 1 or more")
+    if method.k < 2 or method.symmetric:
+        raise ValueError(
+            f"bench cost measures the search of the asymmetric step; got k {method.k}, symmetric "
+            f"{method.symmetric}: need --method.k 2 or more, without --method.symmetric"
+        )
+    without = replace(config, method=replace(method, k=1, k_start=1))  # the same step, no bank
+    contender, laps = _Contender(without), dict[int, _Laps]()
+    sizes = sorted({size for size in sizes if size >= max(batch, method.k)} | {method.bank_size})
+    dim, dtype = contender.method.dim, getattr(torch, method.bank_dtype)
+    bank = MemoryBank(sizes[-1], dim, dtype=dtype).to(contender.device)
+    queries = torch.nn.functional.normalize(torch.randn(batch, dim, device=bank.rows.device), dim=1)
+    own = torch.arange(batch, device=queries.device)
+
+    def search() -> Tensor:
+        skip = own if method.same_image == "skip" else None
+        slots, _ = bank.search(
+            queries, method.k - 1, leave_out=own, skip_ids=skip, filled_only=True
+        )
+        return bank.rows[slots].to(queries.dtype)
+
+    rest = _Laps()
+    for turn in range(rounds + 1):
+        if turn == 1:  # the first turn allocates
+            rest, laps = _Laps(), {}
+        contender.step(rest)
+        for size in sizes:
+            bank.written = size  # searched as far as it is filled
+            laps.setdefault(size, _Laps()).time("search", search)
+    step = sum(rest.medians().values())
+    table = []
+    for size in sizes:
+        took = laps[size].medians()["search"]
+        gflops, memory = 2e-9 * size * dim * batch, size * dim * bank.rows.element_size()
+        share = took / (took + step)
+        table.append({"bank": size, "share": share, "gflops": gflops, "bytes": memory})
+    card = {
+        "protocol": "cost",
+        "settings": {
+            "table": table, "bank": method.bank_size, "dtype": method.bank_dtype, "dim": dim,
+            "k": method.k, "batch": batch, "image_size": config.data.image_size,
+            "encoder": f"{config.encoder.name} {config.encoder.stem} x{config.encoder.width:g}",
+            "rounds": rounds, "share": "search and gather / (search and gather + the other phases)",
+        },
+        "device": str(contender.device),
+        "precision": str(contender.precision),
+        "threads": torch.get_num_threads(),
+        **environment(),
+    }  # fmt: skip
+    return {
+        "figures": {f"bank {row['bank']}, %": 100 * row["share"] for row in table},
+        "card": card,
+    }
+
+
+def describe_cost(result: Mapping[str, Any]) -> str:
+    """The cost table in words."""
+    card, settings = result["card"], result["card"]["settings"]
+    lines = [
+        f"{settings['encoder']}, {settings['image_size']} px, batch {settings['batch']}, "
+        f"k {settings['k']}, {settings['dim']} dimensions, {card['device']}, "
+        f"{card['threads']} threads, median of {settings['rounds']} rounds",
+        "",
+        f"  {'bank':>9}{'share of the step':>20}{'GFLOPs a batch':>17}{'MB':>9}",
+    ]
+    lines += [
+        f"  {row['bank']:>9,}{row['share']:>20.2%}{row['gflops']:>17.2f}{row['bytes'] / 1e6:>9.1f}"
+        for row in settings["table"]
     ]
     return "\n".join(lines)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import numpy as np
 from meanshift.journal import whole_file
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
@@ -21,6 +23,7 @@ COLOURS = (
     "#a8780a", "#1794a8", "#8c5a3c", "#d957b9", "#7a8a1f",
 )  # fmt: skip
 """Ten that differ in lightness as well as in hue; the pages have the same."""
+DPI = 160
 
 
 def figure(width: float, height: float) -> Figure:
@@ -38,7 +41,8 @@ def style() -> None:
 
     matplotlib.rcParams.update(
         {
-            "font.family": "DejaVu Sans",
+            "font.family": "sans-serif",
+            "font.sans-serif": ["DejaVu Sans", "Verdana", "sans-serif"],  # for readers of the SVG
             "font.size": 9,
             "text.color": INK,
             "axes.edgecolor": RULE,
@@ -62,8 +66,37 @@ def style() -> None:
             "legend.frameon": False,
             "svg.hashsalt": "meanshift",  # the same figure gives the same file
             "svg.fonttype": "none",
+            "text.parse_math": False,  # a class may be called $100
         }
     )
+
+
+def pixels_of(image_size: int) -> tuple[int, int]:
+    """(side, scale) at which a small picture is drawn: about 64 pixels, never between pixels."""
+    side = min(64, image_size)
+    return side, max(1, 64 // side)
+
+
+def sheet(
+    picture: NDArray[np.uint8], *, left: int = 8, top: int = 8, right: int = 8, bottom: int = 8
+) -> tuple[Figure, Axes]:
+    """A figure that shows a picture pixel for pixel between margins; its units are pixels."""
+    height, width = picture.shape[:2]
+    wide, high = left + width + right, top + height + bottom
+    drawn = figure(wide / DPI, high / DPI)
+    drawn.set_layout_engine("none")
+    axes = drawn.add_axes((left / wide, bottom / high, width / wide, height / high))
+    extent = (0, width, height, 0)
+    axes.imshow(picture, interpolation="nearest", aspect="auto", extent=extent)
+    axes.axis("off")
+    axes.set_autoscale_on(False)
+    return drawn, axes
+
+
+def short(name: str, most: int = 18) -> str:
+    """A name that fits beside a picture."""
+    name = " ".join(name.encode("utf-8", "replace").decode().split())
+    return name if len(name) <= most else name[: most - 1] + "…"
 
 
 def mosaic(
@@ -97,7 +130,8 @@ def save(drawn: Figure, path: Path, *, title: str, text: str) -> list[Path]:
         ".svg": {**about, "Date": None},
     }.items():
         target = path.with_name(path.name + suffix)
-        with whole_file(target, shared=True) as file:
-            drawn.savefig(file, format=suffix[1:], dpi=160, metadata=told)
+        with whole_file(target, shared=True) as file, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph")  # of scripts that the font lacks
+            drawn.savefig(file, format=suffix[1:], dpi=DPI, metadata=told)
         files.append(target)
     return files

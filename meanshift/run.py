@@ -226,7 +226,7 @@ class Run:
             f"type: meanshift evaluate cluster {self.folder}",
         )
         try:
-            with np.load(path) as held:
+            with path.open("rb") as file, np.load(file) as held:
                 assigned, titles = torch.from_numpy(held["assigned"]), held["picture"]
         except FileNotFoundError:
             raise Lacking(f"{self.folder}: not clustered yet; {type_this}") from None

@@ -23,6 +23,7 @@ FLOORS = (  # from the ground up: a room may import rooms of lower floors only
     "probe",
     "evaluate",
     "bench figures",
+    "explore",
     "__init__",
     "cli",
     "__main__",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -18,19 +19,41 @@ SUFFIXES = frozenset(
 )
 
 
-def read_picture(path: Path) -> UInt8[Tensor, "3 height width"]:
-    """Decode a file; anything that goes wrong becomes `Unreadable` with its reason."""
+def read_picture(
+    file: Path | BinaryIO, *, title: str = "", formats: tuple[str, ...] | None = None
+) -> UInt8[Tensor, "3 height width"]:
+    """Decode a file; anything that goes wrong becomes `Unreadable` with its reason.
+
+    `formats` are Pillow's names of those to try, for files that strangers give.
+    """
+    title = title or str(file)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            warnings.filterwarnings("ignore", category=UserWarning)  # harmless metadata complaints
-            with Image.open(path) as picture:
+            # Of a bomb as well: filters are the whole process's, so a thread cannot trust them.
+            warnings.filterwarnings("ignore", category=UserWarning)
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(file, formats=formats) as picture:
+                _refuse_bomb(picture, title)
                 pixels = np.array(to_rgb(ImageOps.exif_transpose(picture)))
-    except Image.DecompressionBombWarning as bomb:
-        raise Unreadable(str(path), str(bomb)) from None
+    except Unreadable:
+        raise
+    except Image.DecompressionBombError as bomb:
+        raise Unreadable(title, str(bomb)) from None
     except Exception as error:  # decoders raise anything from OSError to struct.error
-        raise Unreadable(str(path), f"{type(error).__name__}: {error}") from None
+        raise Unreadable(title, f"{type(error).__name__}: {error}") from None
     return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def _refuse_bomb(picture: Image.Image, title: str) -> None:
+    """Refuse a picture that would fill the memory, by its header alone."""
+    width, height = picture.size
+    most = Image.MAX_IMAGE_PIXELS
+    if most is not None and width * height > most:
+        raise Unreadable(
+            title,
+            f"{width} x {height} pixels, more than the {most} that are decoded (it could be a "
+            f"decompression bomb)",
+        )
 
 
 def to_rgb(picture: Image.Image) -> Image.Image:

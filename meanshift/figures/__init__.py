@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,3 +65,38 @@ def draw_figures(
                 continue
             files = look.save(drawing.figure, out / file, title=drawing.title, text=drawing.text)
             yield Outcome(file, tuple(files))
+
+
+def alike(runs: Sequence[Run], *, but: Collection[str] = ("train.seed",)) -> list[list[Run]]:
+    """Runs in groups that differ in nothing but some settings, in the order given."""
+    from meanshift.run import differing
+
+    groups: list[list[Run]] = []
+    for run in runs:
+        for group in groups:
+            if not set(differing([group[0], run])) - set(but):
+                group.append(run)
+                break
+        else:
+            groups.append([run])
+    return groups
+
+
+def names_by_settings(runs: Sequence[Run], *, but: Collection[str] = ("train.seed",)) -> list[str]:
+    """What sets each run apart from the others: `k 10`, `w/s`; its name, where that is too much."""
+    from meanshift.run import differing
+
+    views = {"views.target", "views.online", "views.same_view"}
+    apart = {name: values for name, values in differing(runs).items() if name not in but}
+    told = [
+        dict.fromkeys(
+            run.pair
+            if name in views
+            else f"{name.partition('.')[2].replace('_', ' ')} {values[at]}"
+            for name, values in apart.items()
+        )
+        for at, run in enumerate(runs)
+    ]
+    names = [", ".join(words) for words in told]
+    clear = len(set(names)) == len(runs) and all(1 <= len(words) <= 3 for words in told)
+    return names if clear else [run.name for run in runs]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
-import torch
+import numpy as np
+from jaxtyping import Int
+from torch import Tensor
 
 from meanshift import keyed, look
 from meanshift.figures import Choices, Drawing
@@ -14,60 +17,60 @@ from meanshift.run import Lacking, Run
 def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
     """Random pictures of the probe and, after chosen epochs, their nearest others in it."""
     (run,) = runs
-    epochs = [e for e in choices.epochs if e in run.epochs] or run.some_epochs(4)
-    if choices.epochs and set(epochs) != set(choices.epochs):
-        known = " ".join(map(str, run.epochs))
-        raise Lacking(f"{run.folder}: no snapshot after one of these epochs; there are {known}")
-    rows, count = choices.rows or 8, choices.columns or 5
+    epochs = run.chosen_epochs(choices.epochs, 4)
     indices = run.moment(epochs[-1]).indices
     if len(indices) < 2:
-        raise Lacking(f"{run.folder}: the probe has {len(indices)} picture; need two or more")
-    queries = keyed.choose(choices.seed, len(indices), rows, keyed.PROBE)
-    side, scale = (32, 2) if run.config.data.image_size <= 64 else (96, 1)
-
-    labels = run.labels
-    near = {epoch: run.neighbours(epoch, count)[0] for epoch in epochs}
-    count = next(iter(near.values())).shape[1]
-    gap, block = 4, count + 1  # an empty cell between the blocks
-    cells, right = [], dict.fromkeys(epochs, 0)
-    for query in queries.tolist():
-        line = [run.thumbnail(int(indices[query]), side).numpy(), None]
-        for epoch in epochs:
-            found = near[epoch][query]
-            line += [run.thumbnail(int(indices[i]), side).numpy() for i in found] + [None]
-            if labels is not None:
-                right[epoch] += int((labels[found] == labels[query]).sum())
-        cells.append(line[:-1])
-
-    sheet = look.mosaic(cells, gap=gap, scale=scale)
-    wide = 10.0
-    figure = look.figure(wide, wide * sheet.shape[0] / sheet.shape[1] + 0.75)
-    axes = figure.add_subplot()
-    axes.imshow(sheet, interpolation="nearest")
-    axes.axis("off")
-    axes.set_title(f"Nearest neighbours of {len(queries)} random pictures, by epoch\n")
-    pitch = side * scale + gap
-    axes.text(0, -8, "query", color=look.QUIET, va="bottom")
-    for at, epoch in enumerate(epochs):
-        share = (
-            "" if labels is None else f": {right[epoch] / (len(queries) * count):.0%} same class"
+        raise Lacking(
+            f"{run.folder}: the probe has {len(indices)} picture, need two or more: train with "
+            f"--train.probe_size 1000"
         )
-        x = (2 + at * block) * pitch
+    labels = run.labels
+    queries = _spread(len(indices), labels, choices.rows or 8, choices.seed)
+    near = {epoch: run.neighbours(epoch, choices.columns or 5)[0] for epoch in epochs}
+    count = near[epochs[0]].shape[1]
+
+    side, scale = look.pixels_of(run.config.data.image_size)
+    cells = []
+    for query in queries:
+        line: list[np.ndarray | None] = [run.thumbnail(int(indices[query]), side).numpy()]
+        for epoch in epochs:  # an empty cell before each block
+            line += [
+                None,
+                *(run.thumbnail(int(indices[i]), side).numpy() for i in near[epoch][query]),
+            ]
+        cells.append(line)
+    gap, size = 6, side * scale
+    figure, axes = look.sheet(look.mosaic(cells, gap=gap, scale=scale), top=72, bottom=12)
+    axes.set_title(f"Nearest neighbours of {len(queries)} pictures, by epoch", pad=19)
+    if labels is not None:
+        words = f"underlined: the query's class; shares over the whole probe of {len(indices)}"
+        axes.set_title(words, loc="right", pad=20, color=look.QUIET, size=8, weight="normal")
+    axes.text(0, -6, "query", color=look.QUIET, va="bottom")
+    told = []
+    for at, epoch in enumerate(epochs):
+        left = (2 + at * (count + 1)) * (size + gap)
         words = "untrained" if epoch == 0 else f"epoch {epoch}"
-        axes.text(x, -8, words + share, color=look.QUIET, va="bottom")
-    if labels is not None:  # a thin line under those of the query's class
-        for r, query in enumerate(queries.tolist()):
-            for at, epoch in enumerate(epochs):
-                for c, i in enumerate(near[epoch][query].tolist()):
-                    if labels[i] == labels[query]:
-                        x, y = (2 + at * block + c) * pitch, r * pitch + side * scale + 1
-                        axes.plot([x, x + side * scale], [y, y], color=look.COLOURS[2], lw=2)
-    told = ", ".join(
-        f"after epoch {e} {right[e]} of {len(queries) * count} share the query's class"
-        for e in epochs
-    )
-    text = f"{len(queries)} pictures of {run.name}, each with its {count} nearest others" + (
-        "" if labels is None else f"; {told}"
-    )
-    assert torch.is_tensor(indices)
-    return Drawing(figure, "Neighbours over epochs", text)
+        if labels is not None:
+            share = float(run.pure(epoch, count)[labels >= 0].mean())
+            words += f": {share:.0%} same class"
+            for row, query in enumerate(queries):  # a thin line under those of the query's class
+                for column, other in enumerate(near[epoch][query].tolist()):
+                    if labels[query] == labels[other] >= 0:
+                        x, y = left + column * (size + gap), row * (size + gap) + size + gap / 2
+                        axes.plot([x, x + size], [y, y], color=look.COLOURS[2], lw=1.8,
+                                  solid_capstyle="butt", clip_on=False)  # fmt: skip
+        axes.text(left, -6, words, color=look.QUIET, va="bottom")
+        told.append(words)
+    text = f"{len(queries)} pictures of {run.name}, each with its {count} nearest others in a probe"
+    text += f" of {len(indices)}. " + ("" if labels is None else "Over the whole probe: ")
+    return Drawing(figure, "Neighbours over epochs", text + "; ".join(told) + ".")
+
+
+def _spread(size: int, labels: Int[Tensor, " n"] | None, rows: int, seed: int) -> list[int]:
+    """Random pictures; the first of each class come before the second of any."""
+    order, met, turn = keyed.order(seed, 0, size).tolist(), Counter[int](), dict[int, int]()
+    for index in order:
+        label = 0 if labels is None else int(labels[index])
+        turn[index] = met[label]
+        met[label] += 1
+    return sorted(order, key=turn.__getitem__)[:rows]
