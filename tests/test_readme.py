@@ -2,6 +2,10 @@
 
 import re
 import shlex
+import signal
+import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,17 @@ TINY = (
 ).split()
 
 
+def look_at(words):
+    """The live page answers, and ends when it is told to."""
+    command = [sys.executable, "-m", "meanshift", *words, "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
+        address = re.search(r"http://\S+", serving.stdout.readline())
+        with urllib.request.urlopen(address[0], timeout=30) as page:
+            assert b"<html" in page.read()
+        serving.send_signal(signal.SIGINT)
+        assert serving.wait(timeout=30) == 0
+
+
 def test_every_command_and_every_block_of_python_runs(tmp_path, monkeypatch, make_pictures, capsys):
     make_pictures(tmp_path / "PHOTOS", {"cats": 60, "dogs": 60}, size=(20, 24))
     monkeypatch.chdir(tmp_path)
@@ -23,6 +38,9 @@ def test_every_command_and_every_block_of_python_runs(tmp_path, monkeypatch, mak
     assert len(commands) >= 4
     for command in commands:
         words = shlex.split(command, comments=True)
+        if words[0] == "explore":
+            look_at(words)
+            continue
         assert main([*words, *(TINY if words[0] == "pretrain" else [])]) == 0, (
             capsys.readouterr().err
         )

@@ -28,7 +28,7 @@ function meanshiftMap(canvas, options) {
     }
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, size, size);
-    const radius = Math.max(1.6, Math.min(6, size / 22 / Math.sqrt(shown.length / 2 + 1) * 2.4)) * Math.min(2.2, Math.sqrt(scale));
+    const radius = Math.max(1.8, Math.min(6, size / 22 / Math.sqrt(shown.length / 2 + 1) * 3.2)) * Math.min(2.2, Math.sqrt(scale));
     context.globalAlpha = 0.82;
     const groups = new Map();  // one path a colour: thousands of points stay smooth
     for (let i = 0; i < shown.length / 2; i++) {

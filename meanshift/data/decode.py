@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ SUFFIXES = frozenset(
 
 
 def read_picture(
-    file: Path | BinaryIO, *, title: str = "", formats: tuple[str, ...] | None = None
+    file: Path | io.BytesIO, *, title: str = "", formats: tuple[str, ...] | None = None
 ) -> UInt8[Tensor, "3 height width"]:
     """Decode a file; anything that goes wrong becomes `Unreadable` with its reason.
 

@@ -1,0 +1,89 @@
+"""A run while it trains: how far it is, what it warned of, its curves."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from meanshift.run import Run
+
+POINTS = 600  # of a curve at the most
+_QUIET = 300  # seconds without a line after which a run counts as stopped
+_NO_CURVES = {"kind", "step", "epoch", "seconds", "k", "momentum"}
+
+
+class Live:
+    """What a run directory says now, whoever asks; several threads may."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self._reading = run, threading.Lock()
+
+    def version(self) -> str:
+        """Changes when the run has written something, or has stopped writing."""
+        told: list[Any] = [self.run.epochs, self._writing()]
+        for name in ("metrics.jsonl", "warnings.jsonl"):
+            path = self.run.folder / name
+            held = path.stat() if path.exists() else None
+            told.append(held and (held.st_size, held.st_mtime_ns, held.st_ino))
+        return hashlib.sha256(repr(told).encode()).hexdigest()[:12]
+
+    def state(self) -> dict[str, Any]:
+        """Progress, warnings and curves; `version` first, so that nothing newer is missed."""
+        version, run, total = self.version(), self.run, self.run.config.train.epochs
+        with self._reading:  # the files' ends are remembered, so one thread at a time
+            lines, warnings, steps, done = (
+                run.lines("metrics.jsonl"), run.warnings, run.steps, run.done
+            )  # fmt: skip
+            names = dict.fromkeys(name for line in lines for name in line)
+            series = {name: run.series(name) for name in names if name not in _NO_CURVES}
+            speed = next((s for line in lines[::-1] if (s := line.get("pictures_per_second"))), 0)
+        left = (total - done) * steps * run.config.train.batch_size
+        return {
+            "version": version,
+            "name": run.name,
+            "settings": _settings(run),
+            "done": number(done),
+            "total": total,
+            "training": self._writing() and done < total,
+            "left": number(left / speed) if speed and done < total else None,
+            "warnings": [
+                {"kind": w["kind"], "message": w["message"], "epoch": number(w["step"] / steps)}
+                for w in warnings
+            ],
+            "epochs": run.epochs,
+            "curves": {name: _thin(*xy) for name, xy in series.items() if xy[0]},
+        }
+
+    def _writing(self) -> bool:
+        path = self.run.folder / "metrics.jsonl"
+        return path.exists() and time.time() - path.stat().st_mtime < _QUIET
+
+
+def number(value: float) -> float | None:
+    """Six digits, or nothing for what is no number: JSON knows none."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _thin(x: Sequence[float], y: Sequence[float]) -> dict[str, list[float | None]]:
+    """At most `POINTS` points of a curve, evenly, with the first and the last."""
+    last = len(x) - 1
+    at = range(last + 1) if last < POINTS else [i * last // (POINTS - 1) for i in range(POINTS)]
+    return {"x": [number(x[i]) for i in at], "y": [number(y[i]) for i in at]}
+
+
+def _settings(run: Run) -> list[tuple[str, str]]:
+    config = run.config
+    encoder, method, train = config.encoder, config.method, config.train
+    wide = "" if encoder.width == 1 else f", width {encoder.width:g}"
+    bank = f", k {method.k}, bank {method.bank_size:,}" if method.name == "msf" else ""
+    return [
+        ("pictures", f"{config.data.source}, {config.data.image_size} px"),
+        ("encoder", f"{encoder.name}, {encoder.stem} stem{wide}"),
+        ("method", f"{method.name}{bank}, momentum {method.momentum:g}"),
+        ("training", f"{train.epochs} epochs, batch {train.batch_size}, rate {train.lr:g}"),
+        ("seed", str(train.seed)),
+    ]
