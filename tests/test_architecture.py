@@ -22,8 +22,8 @@ FLOORS = (  # from the ground up: a room may import rooms of lower floors only
     "train subject embed maps",
     "probe",
     "evaluate",
-    "bench figures",
-    "explore",
+    "bench figures gallery",
+    "report explore",
     "__init__",
     "cli",
     "__main__",
@@ -48,6 +48,8 @@ NARROWER = {  # the rooms for which the plan allows less than every lower floor
     "run": "config data bank checkpoint journal",
     "maps": "keyed journal run",
     "figures": "config keyed data augment look views run maps evaluate",
+    "gallery": "keyed data augment bank look views run maps evaluate",
+    "report": "config recipes journal run gallery evaluate",
     "weights": " ".join(FLOORS[: FLOORS.index("console foreign run")]) + " foreign",
 }
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms.split()}

@@ -1,5 +1,6 @@
 """Figures by their content: which picture stands where, which number a line holds, what lacks."""
 
+import functools
 import itertools
 import json
 import re
@@ -13,8 +14,9 @@ from PIL import Image
 from sklearn.manifold import TSNE, trustworthiness
 from torch.nn import functional as F
 
-from meanshift import checkpoint, figures, look, maps
+from meanshift import bench, checkpoint, figures, look, maps
 from meanshift.augment import DEVIATION, MEAN, Address, TwoViews, draw_boxes
+from meanshift.bank import MemoryBank
 from meanshift.config import Config, Data, Encoder, Method, Train
 from meanshift.data import open_source
 from meanshift.figures import (
@@ -520,15 +522,16 @@ def test_maps_are_kept_and_a_new_snapshot_leaves_them(drifted, monkeypatch):
         assert scaled(old.points) == pytest.approx(scaled(new.points), abs=1e-4)
 
 
-def test_tsne_has_a_panel_an_epoch_and_ten_classes_at_the_most(drifted):
-    run = Run(drifted)
+def test_tsne_has_a_panel_an_epoch_and_ten_classes_at_the_most(drifted, monkeypatch):
+    run, fewer = Run(drifted), functools.partial(maps.draw_maps, most=100)
+    monkeypatch.setattr(tsne, "draw_maps", fewer)
     drawing = tsne.draw([run], Choices(seed=3))
     assert titles(drawing) == ["untrained", "epoch 1", "epoch 2"]
     legend = [text.get_text() for text in drawing.figure.legends[0].get_texts()]
     assert legend[-1] == "others" and len(legend) == 11
     inks = dict(zip(legend, [*look.COLOURS, look.RULE], strict=True))
     labels = run.labels.tolist()
-    for axes, one in zip(drawing.figure.axes, maps.draw_maps(run), strict=True):
+    for axes, one in zip(drawing.figure.axes, fewer(run), strict=True):
         (points,) = axes.collections
         named = {
             tuple(point): matplotlib.colors.to_hex(colour)
@@ -567,6 +570,27 @@ def test_tsne_without_labels_is_coloured_by_cluster(make, tmp_path):
 # Cost
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """A phase of a step takes one unit of time, a search one for each 1,024 rows that it reads."""
+    read, search = [], MemoryBank.search
+
+    def watched(bank, *given, **more):
+        read.append(bank.filled if more.get("filled_only") else len(bank.rows))
+        return search(bank, *given, **more)
+
+    def timed(laps, name, work):
+        result, took = work(), 1.0
+        if name == "search":
+            took = read[-1] / 1024
+        laps.taken.setdefault(name, []).append(took)
+        return result
+
+    monkeypatch.setattr(MemoryBank, "search", watched)
+    monkeypatch.setattr(bench._Laps, "time", timed)
+
+
+@pytest.mark.usefixtures("clock")
 def test_bench_cost_feeds_the_cost_table(make, call):
     folder = make(method__same_image="skip", method__bank_size=2048)
     code, out, err = call("bench", "cost", folder, "--rounds", "1")
@@ -576,11 +600,11 @@ def test_bench_cost_feeds_the_cost_table(make, call):
     assert [row["bank"] for row in table] == [1024, 2048, 4096, 16384, 65536, 131072]
     dim = held["card"]["settings"]["dim"]
     for row in table:
-        assert 0 < row["share"] < 1
+        searched = row["bank"] / 1024
+        assert row["share"] == pytest.approx(searched / (searched + 7)), "a step has seven phases"
         assert row["gflops"] == pytest.approx(2 * row["bank"] * dim * 4 / 1e9)
         assert row["bytes"] == row["bank"] * dim * 4
         assert f"{row['bank']:,}" in out and f"{row['share']:.2%}" in out
-    assert table[-1]["share"] > table[0]["share"]
     assert held["figures"]["bank 2048, %"] == pytest.approx(100 * table[1]["share"])
     assert {"versions", "date", "threads", "device"} <= set(held["card"])
     drawing = cost.draw([Run(folder)], Choices())
@@ -688,6 +712,7 @@ def test_files_carry_their_words_and_are_made_alike(make, solid, tmp_path):
     assert {Path(name).stem for name in made[0]} == together | {
         f"{name}-{run}" for name in set(NAMES) - together for run in ("猫 & $x$", "two")
     }
+    assert "t-SNE of 猫 &amp; $x$<" in made[0]["tsne-猫 & $x$.svg"].decode()
     for name in made[0]:
         path = tmp_path / "first" / name
         if path.suffix == ".png":

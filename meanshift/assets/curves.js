@@ -52,7 +52,7 @@ function meanshiftCurves(container, options) {
     if (x1 <= x0) x1 = x0 + 1;
     const short = (options.span || 0) - (y1 - y0);  // a small change must not look like a large one
     if (short > 0) { y0 -= short / 2; y1 += short / 2; }
-    const span = y1 - y0, room = Math.max(span * 0.06, Math.abs(y1) * 1e-3, 1e-9);
+    const span = y1 - y0, room = Math.max(span * 0.06, Math.abs(y1) * 1e-3) || 1;
     const zero = y0 >= 0 && y0 - room < 0;
     y0 = zero ? 0 : y0 - room;
     y1 += room;
@@ -89,16 +89,23 @@ function meanshiftCurves(container, options) {
     return Math.abs(list[low] - x) <= Math.abs(list[high] - x) ? low : high;
   }
 
-  function values(x) {
-    return series.filter(one => one.x.length)
-      .map(one => (series.length > 1 && one.name ? one.name + " " : "") + format(one.y[nearest(one.x, x)]));
+  function read(before, x) {  // the values at x, each with its colour where there are several
+    const shown = series.filter(one => one.x.length);
+    readout.replaceChildren(before, ...shown.flatMap((one, i) => {
+      const value = format(one.y[nearest(one.x, x)]);
+      if (series.length < 2) return [value];
+      const key = document.createElement("i");
+      key.className = "key";
+      key.style.background = one.colour;
+      return [i ? " " : "", key, `${one.name} ${value}`];
+    }));
   }
 
   function rest() {  // no cursor: the newest values
     at = null;
     const cursor = svg.querySelector(".cursor");
     if (cursor) cursor.style.visibility = "hidden";
-    if (xs.length) readout.textContent = series.length > 3 ? "" : values(xs[xs.length - 1]).join(" · ");
+    if (xs.length) read("", xs[xs.length - 1]);
   }
 
   function point(index) {
@@ -107,7 +114,7 @@ function meanshiftCurves(container, options) {
     cursor.style.visibility = "visible";
     cursor.setAttribute("x1", scaleX(x));
     cursor.setAttribute("x2", scaleX(x));
-    readout.textContent = `epoch ${round(x)}: ${values(x).join(" · ")}`;
+    read(`epoch ${round(x)}: `, x);
   }
 
   function hover(event) {

@@ -54,7 +54,7 @@ def draw(runs: Sequence[Run], _: Choices) -> Drawing:
     for axes in figure.axes:
         axes.set_xlabel("epoch")
         axes.set_xlim(left=0)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
         axes.locator_params(axis="x", integer=True)
         axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16), borderaxespad=0)
     figure.axes[0].set_ylabel("neighbours 2 to k of the query's class")
