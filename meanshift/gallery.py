@@ -16,12 +16,11 @@ from PIL import Image
 from torch import Tensor
 
 from meanshift import keyed, look
-from meanshift.augment import DEVIATION, MEAN
 from meanshift.bank import nearest
 from meanshift.data import Unreadable
 from meanshift.maps import EpochMap, draw_maps
 from meanshift.run import Lacking, Run, square
-from meanshift.views import draw_again
+from meanshift.views import draw_again, shown
 
 _NEAR = 8  # neighbours in a strip
 
@@ -113,13 +112,13 @@ def clusters(run: Run, *, rows: int = 10, columns: int = 14) -> dict[str, Any]:
     made = []
     for cluster in chosen.tolist():
         members = places[(assigned == cluster).nonzero()[:, 0]]
-        shown = members[keyed.choose(cluster, len(members), columns, keyed.PROBE)]
+        some = members[keyed.choose(cluster, len(members), columns, keyed.PROBE)]
         told = f"{len(members):,} pictures"
         if run.source.labels is not None:
             labels = run.source.labels[members]
             common, count = Counter(labels[labels >= 0].tolist()).most_common(1)[0]
             told += f", {count / len(members):.0%} {run.source.classes[common]}"
-        cells = [run.thumbnail(i, side).numpy() for i in shown.tolist()]
+        cells = [run.thumbnail(i, side).numpy() for i in some.tolist()]
         made.append({"words": told, "picture": _address(look.mosaic([cells], gap=2))})
     return {"rows": made, "of": int((sizes > 0).sum())}
 
@@ -131,16 +130,10 @@ def views(run: Run, *, count: int = 8) -> dict[str, Any]:
     if not len(drawn.ids):
         raise Lacking(f"{run.folder}: none of the pictures that were drawn can be read")
     side = min(run.config.data.image_size, 96)
-    mean, deviation = (torch.tensor(v)[:, None, None] for v in (MEAN, DEVIATION))
-
-    def plain(view: Tensor) -> NDArray[np.uint8]:
-        pixels = ((view * deviation + mean) * 255).round().clamp(0, 255).to(torch.uint8)
-        return square(pixels, side).numpy()
-
     rows = [
         [square(picture, side).numpy() for picture in drawn.pictures],
-        [plain(view) for view in drawn.target],
-        [plain(view) for view in drawn.online],
+        [square(shown(view), side).numpy() for view in drawn.target],
+        [square(shown(view), side).numpy() for view in drawn.online],
     ]
     how = run.config.views
     names = ["the picture", f"the target's view ({how.target})"]

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
 import shlex
-import statistics
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from meanshift import __version__, gallery
+from meanshift import gallery
 from meanshift.config import differences, settings
 from meanshift.evaluate import NAMES
 from meanshift.journal import write_atomically
 from meanshift.recipes import command_for, nearest_recipe, recipe
-from meanshift.run import Lacking, Run, differing
+from meanshift.run import Lacking, Run, differing, thinned
 
 ASSETS = Path(__file__).parent / "assets"
 CURVES = {
@@ -60,7 +57,7 @@ def write_report(runs: Sequence[Run], out: Path, *, most: int = 1000) -> Path:
         tables=_tables(runs),
         drawn=json.dumps(drawn, allow_nan=False).replace("</", "<\\/"),
         asset=lambda name: (ASSETS / name).read_text(),
-        version=__version__,
+        version=metadata.version("meanshift"),
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
@@ -242,18 +239,6 @@ def _curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
             span = SPANS.get(name, 0)
             curves.append({"title": title, "series": series, "marks": marks, "span": span})
     return curves
-
-
-def thinned(
-    x: Sequence[float], y: Sequence[float], *, most: int = 400
-) -> tuple[list[float], list[float]]:
-    """At most so many points of a curve, each the mean of its stretch; ends are kept."""
-    if len(x) > most:
-        edges = np.linspace(0, len(x), most + 1).astype(int)
-        parts = [slice(a, b) for a, b in itertools.pairwise(edges)]
-        x = [x[0], *(statistics.fmean(x[p]) for p in parts[1:-1]), x[-1]]
-        y = [y[0], *(statistics.fmean(y[p]) for p in parts[1:-1]), y[-1]]
-    return [round(value, 3) for value in x], [float(f"{value:.5g}") for value in y]
 
 
 # The settings

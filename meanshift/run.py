@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
+import statistics
+import threading
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,13 +60,15 @@ class Run:
         if data is not None:
             self.config = self.config.with_overrides({"data.source": data})
         self._lines: dict[str, _Tail] = {}
+        self._reading = threading.Lock()
 
     # What was written while training
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """The whole lines of a .jsonl file so far; only what is new is read."""
-        tail = self._lines.setdefault(name, _Tail(self.folder / name))
-        return tail.read()
+        with self._reading:  # the ends of the files are remembered, so one thread at a time
+            tail = self._lines.setdefault(name, _Tail(self.folder / name))
+            return list(tail.read())
 
     def records(self, kind: str) -> list[dict[str, Any]]:
         """The records of metrics.jsonl of one kind: train, monitor or snapshot."""
@@ -260,6 +265,18 @@ def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
     names = {name: None for run in runs for name in differences(first, run.config)}
     told = {name: [_setting(run, name) for run in runs] for name in names}
     return {n: values for n, values in told.items() if n == "data.source" or n not in HARMLESS}
+
+
+def thinned(
+    x: Sequence[float], y: Sequence[float], *, most: int = 400
+) -> tuple[list[float], list[float]]:
+    """At most so many points of a curve, each the mean of its stretch; ends are kept."""
+    if len(x) > most:
+        edges = np.linspace(0, len(x), most + 1).astype(int)
+        parts = [slice(a, b) for a, b in itertools.pairwise(edges)]
+        x = [x[0], *(statistics.fmean(x[p]) for p in parts[1:-1]), x[-1]]
+        y = [y[0], *(statistics.fmean(y[p]) for p in parts[1:-1]), y[-1]]
+    return [round(value, 3) for value in x], [float(f"{value:.5g}") for value in y]
 
 
 def _setting(run: Run, name: str) -> Any:

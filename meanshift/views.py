@@ -9,7 +9,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from meanshift import keyed
-from meanshift.augment import Address, TwoViews, draw_boxes
+from meanshift.augment import DEVIATION, MEAN, Address, TwoViews, draw_boxes
 from meanshift.config import Config
 from meanshift.data import Source, Unreadable
 
@@ -46,6 +46,12 @@ def draw_again(source: Source, ids: Int[Tensor, " m"], *, epoch: int, config: Co
     else:
         target, online = two_views.finish(two_views.crop(pictures, epoch, ids), epoch, ids)
     return Drawn(ids, pictures, target, online)
+
+
+def shown(view: Float[Tensor, "channels size size"]) -> UInt8[Tensor, "channels size size"]:
+    """A normalised view as the picture that it is."""
+    mean, deviation = (torch.tensor(values)[:, None, None] for values in (MEAN, DEVIATION))
+    return ((view.cpu() * deviation + mean).clamp(0, 1) * 255).round().to(torch.uint8)
 
 
 def boxes(drawn: Drawn, *, epoch: int, config: Config) -> list[Int[Tensor, "n 4"]]:

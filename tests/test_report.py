@@ -19,8 +19,8 @@ from meanshift import checkpoint
 from meanshift.config import Config
 from meanshift.journal import Journal
 from meanshift.recipes import command_for, recipe
-from meanshift.report import thinned, write_report
-from meanshift.run import Run, open_runs
+from meanshift.report import write_report
+from meanshift.run import Run, open_runs, thinned
 
 SETTINGS = {
     "data.image_size": 16, "encoder.name": "resnet10", "encoder.width": 0.125,

@@ -148,7 +148,7 @@ function offer() {
 const CHARTS = [
   ["Loss", ["loss"]], ["Agreement of the views", ["agreement"]], ["Purity of the neighbours", ["purity", "purity_weak", "purity_strong"]],
   ["k-NN on held-out pictures, %", ["1-NN", "20-NN"]], ["Effective rank", ["effective_rank", "feature_rank"]], ["Spread", ["spread"]],
-  ["Neighbours kept since the snapshot before", ["neighbours_kept"]], ["Purity counting the other view", ["purity_with_self"]], ["Learning rate", ["lr"]], ["Pictures a second", ["pictures_per_second"]],
+  ["Neighbours kept since the snapshot before", ["neighbours_kept"]], ["Learning rate", ["lr"]], ["Pictures a second", ["pictures_per_second"]],
 ];
 const drawn = new Map();
 

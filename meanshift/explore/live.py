@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import math
-import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
-from meanshift.run import Run
+from meanshift.run import Run, thinned
 
 POINTS = 600  # of a curve at the most
 _QUIET = 300  # seconds without a line after which a run counts as stopped
-_NO_CURVES = {"kind", "step", "epoch", "seconds", "k", "momentum"}
+_NO_CURVES = {"kind", "step", "epoch", "seconds", "k", "momentum", "purity_with_self"}
 
 
 class Live:
     """What a run directory says now, whoever asks; several threads may."""
 
     def __init__(self, run: Run) -> None:
-        self.run, self._reading = run, threading.Lock()
+        self.run = run
 
     def version(self) -> str:
         """Changes when the run has written something, or has stopped writing."""
@@ -34,13 +32,12 @@ class Live:
     def state(self) -> dict[str, Any]:
         """Progress, warnings and curves; `version` first, so that nothing newer is missed."""
         version, run, total = self.version(), self.run, self.run.config.train.epochs
-        with self._reading:  # the files' ends are remembered, so one thread at a time
-            lines, warnings, steps, done = (
-                run.lines("metrics.jsonl"), run.warnings, run.steps, run.done
-            )  # fmt: skip
-            names = dict.fromkeys(name for line in lines for name in line)
-            series = {name: run.series(name) for name in names if name not in _NO_CURVES}
-            speed = next((s for line in lines[::-1] if (s := line.get("pictures_per_second"))), 0)
+        lines, warnings, steps, done = (
+            run.lines("metrics.jsonl"), run.warnings, run.steps, run.done
+        )  # fmt: skip
+        names = dict.fromkeys(name for line in lines for name in line)
+        series = {name: run.series(name) for name in names if name not in _NO_CURVES}
+        speed = next((s for line in lines[::-1] if (s := line.get("pictures_per_second"))), 0)
         left = (total - done) * steps * run.config.train.batch_size
         return {
             "version": version,
@@ -55,7 +52,11 @@ class Live:
                 for w in warnings
             ],
             "epochs": run.epochs,
-            "curves": {name: _thin(*xy) for name, xy in series.items() if xy[0]},
+            "curves": {
+                name: dict(zip("xy", thinned(*held, most=POINTS), strict=True))
+                for name, held in series.items()
+                if held[0]
+            },
         }
 
     def _writing(self) -> bool:
@@ -66,13 +67,6 @@ class Live:
 def number(value: float) -> float | None:
     """Six digits, or nothing for what is no number: JSON knows none."""
     return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
-def _thin(x: Sequence[float], y: Sequence[float]) -> dict[str, list[float | None]]:
-    """At most `POINTS` points of a curve, evenly, with the first and the last."""
-    last = len(x) - 1
-    at = range(last + 1) if last < POINTS else [i * last // (POINTS - 1) for i in range(POINTS)]
-    return {"x": [number(x[i]) for i in at], "y": [number(y[i]) for i in at]}
 
 
 def _settings(run: Run) -> list[tuple[str, str]]:

@@ -12,10 +12,9 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as TF
 
 from meanshift import keyed, look
-from meanshift.augment import DEVIATION, MEAN
 from meanshift.figures import Choices, Drawing
 from meanshift.run import Lacking, Run, square
-from meanshift.views import boxes, draw_again
+from meanshift.views import boxes, draw_again, shown
 
 _GAP = 8
 
@@ -81,8 +80,7 @@ def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
 
 def _view(view: Float[Tensor, "3 size size"], side: int) -> np.ndarray:
     """A normalised view as a picture, each of its pixels a square."""
-    mean, deviation = (torch.tensor(values)[:, None, None] for values in (MEAN, DEVIATION))
-    picture = ((view * deviation + mean).clamp(0, 1) * 255).round().to(torch.uint8)
+    picture = shown(view)
     scale = max(1, side // picture.shape[1])
     small = square(picture, side // scale).numpy()
     return np.repeat(np.repeat(small, scale, 0), scale, 1)
