@@ -40,7 +40,7 @@ def main() -> None:
             photograph_explorer(opened, given.run, made)
             opened.close()
         for picture in sorted(made.glob("*.png")):
-            print(keep(picture, given.out / picture.name))
+            print(keep(picture, given.out / f"{picture.stem}.jpg"))
 
 
 def meanshift(*words: object) -> None:
@@ -83,17 +83,18 @@ def tab(browser: Browser, url: str, *, width: int, height: int, dark: bool = Fal
 def click_a_point(page: Page) -> None:
     page.locator("canvas").first.focus()
     for _ in range(5):
-        page.keyboard.press("n")
+        page.keyboard.press("n")  # the next picture
+    page.evaluate("document.activeElement.blur()")
     page.wait_for_timeout(300)
 
 
 def keep(picture: Path, target: Path) -> str:
-    """Small enough for a page: no wider than needed, 256 colours."""
+    """Small enough for a page, and all colours of the photographs."""
     with Image.open(picture) as opened:
         whole = opened.convert("RGB")
     if whole.width > WIDEST:
         whole = whole.resize((WIDEST, round(whole.height * WIDEST / whole.width)))
-    whole.quantize(256, dither=Image.Dither.NONE).save(target, optimize=True)
+    whole.save(target, quality=85, subsampling=0, optimize=True)
     return f"{target}: {target.stat().st_size / 1000:.0f} kB"
 
 
