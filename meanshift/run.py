@@ -292,20 +292,21 @@ class _Tail:
     """The lines of a file that grows; one that was written anew is read from its beginning."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.at, self.file = path, 0, (0, 0)
+        self.path, self.at, self.end = path, 0, b""
         self.known: list[dict[str, Any]] = []
 
     def read(self) -> list[dict[str, Any]]:
         try:
-            told = self.path.stat()
+            file = self.path.open("rb")
         except FileNotFoundError:
             return []
-        if (told.st_dev, told.st_ino) != self.file or told.st_size < self.at:
-            self.file, self.at, self.known = (told.st_dev, told.st_ino), 0, []
-        if told.st_size > self.at:
-            with self.path.open("rb") as file:
-                file.seek(self.at)
-                whole, _, _ = file.read().rpartition(b"\n")  # a last line may still be written
-            self.at += len(whole) + bool(whole)
-            self.known += [json.loads(line) for line in whole.splitlines()]
+        with file:
+            file.seek(self.at - len(self.end))
+            if file.read(len(self.end)) != self.end:  # not the file whose lines are known
+                self.at, self.end, self.known = 0, b"", []
+                file.seek(0)
+            whole, newline, _ = file.read().rpartition(b"\n")  # a last line may still be written
+        self.known += [json.loads(line) for line in whole.splitlines()]
+        self.at += len(whole + newline)
+        self.end = (self.end + whole + newline)[-256:]
         return self.known

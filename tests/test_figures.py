@@ -465,12 +465,12 @@ def test_accuracy_never_mixes_two_measures(make):
 
 
 def drifting(count=150, epochs=3):
-    """Three clusters that move a little from epoch to epoch."""
+    """Ten clusters whose directions gain and lose weight from epoch to epoch."""
     generator = torch.Generator().manual_seed(0)
-    points = 4 * torch.randn(3, 16, generator=generator)[torch.arange(count) % 3]
+    points = 2 * torch.randn(10, 16, generator=generator)[torch.arange(count) % 10]
     points = points + torch.randn(count, 16, generator=generator)
-    drift = 0.15 * torch.randn(epochs, count, 16, generator=generator)
-    return {e: F.normalize(points + drift[: e + 1].sum(0), dim=1) for e in range(epochs)}
+    weights = 0.9 + 0.2 * torch.rand(epochs, 16, generator=generator)
+    return {epoch: F.normalize(points * weights[epoch], dim=1) for epoch in range(epochs)}
 
 
 @pytest.fixture
@@ -491,20 +491,42 @@ def moved(drawn):
 
 
 def test_maps_are_aligned_and_as_true_as_others(drifted):
-    drawn = maps.draw_maps(Run(drifted))
-    features = drifting()
-    alone = [
-        TSNE(random_state=epoch, init="random", perplexity=30).fit_transform(held[one.rows].numpy())
-        for (epoch, held), one in zip(features.items(), drawn, strict=True)
-    ]
-    ours = [scaled(one.points) for one in drawn]
-    assert moved(ours) < 0.2 * moved([scaled(points) for points in alone])
-    for (epoch, held), one, other in zip(features.items(), drawn, alone, strict=True):
-        rows = held[one.rows].numpy()
-        assert trustworthiness(rows, one.points.numpy()) > trustworthiness(rows, other) - 0.02
+    drawn, alone = maps.draw_maps(Run(drifted)), []
+    for (epoch, features), one in zip(drifting().items(), drawn, strict=True):
+        rows = features[one.rows].numpy()
+        other = TSNE(random_state=epoch, init="random").fit_transform(rows)
+        alone.append(torch.from_numpy(other - other.mean(0)))
+        assert trustworthiness(rows, one.points.numpy()) > trustworthiness(rows, alone[-1]) - 0.02
         assert one.epoch == epoch
+    ours = moved([scaled(one.points) for one in drawn])
+    assert ours < 0.35 * moved([scaled(points) for points in alone])
+    fitted = list(itertools.accumulate(alone, lambda before, now: maps._turned(now, before)))
+    assert ours < 0.6 * moved([scaled(points) for points in fitted]), "even turned to fit"
     every = torch.cat([one.points for one in drawn])
     assert float(every.abs().max()) == pytest.approx(1, abs=1e-4)
+
+
+def test_a_map_begins_at_the_one_before_and_is_turned_to_fit(drifted, monkeypatch):
+    begun = []
+    with monkeypatch.context() as patched:
+        patched.setattr(maps, "_tsne", lambda x, before: begun.append(before) or x[:, :2])
+        maps.draw_maps(Run(drifted), most=90)
+    assert begun[0] is None and len(begun) == 3
+    for before, features in zip(begun[1:], drifting().values(), strict=False):
+        near = torch.cdist(before, features[:, :2]).amin(1)
+        assert len(before) == 90 and float(near.max()) < 1e-3
+
+    starts, turn = [], torch.tensor([[0.6, 0.8], [0.8, -0.6]])  # a turn and a mirror
+    before = random_features(0, dim=2)
+    before -= before.mean(0)
+
+    def turned(fitter, _):
+        starts.append(fitter.init)
+        return (before @ turn + 3).numpy()
+
+    monkeypatch.setattr(TSNE, "fit_transform", turned)
+    assert torch.allclose(maps._tsne(random_features(1), before), before, atol=1e-5)
+    assert (starts[0] == before.numpy()).all()
 
 
 def test_maps_are_kept_and_a_new_snapshot_leaves_them(drifted, monkeypatch):
@@ -661,6 +683,10 @@ def test_pictures_that_are_gone_or_others_are_asked_for(make, solid, tmp_path):
     np.savez(solid, x_train=np.zeros((70, SIDE, SIDE, 3), np.uint8))
     for outcome in draw_figures([Run(folder)], tmp_path, names=needy):
         assert re.search(r"other pictures than the 70.*--data SOURCE", outcome.lacks), outcome
+    (folder / "environment.json").unlink()  # of an older program: too few can still be told
+    np.savez(solid, x_train=np.zeros((59, SIDE, SIDE, 3), np.uint8))
+    with pytest.raises(Lacking, match="other pictures than the 59"):
+        _ = Run(folder).source
 
 
 def test_without_labels_or_with_one_picture(make, tmp_path):
@@ -766,6 +792,12 @@ def test_a_file_that_grows_is_read_on_and_one_made_anew_from_its_start(make):
         file.write(whole[20:] + "\n")
     assert run.series("loss") == ([1, 2, 3], [1, 2, 3])
     Journal(folder).rewind(10)
+    assert run.series("loss") == ([1], [1])
+    kept = path.read_text()
+    with path.open("a") as file:
+        file.write(whole + "\n")
+    assert len(run.lines("metrics.jsonl")) == 2
+    path.write_text(kept)  # cut in its place
     assert run.series("loss") == ([1], [1])
     assert run.lines("nothing.jsonl") == []
 
