@@ -71,12 +71,10 @@ def _groups(
     """What the points are coloured by: classes, or clusters of the last snapshot."""
     if labels is not None:
         return list(run.source.classes), labels.tolist(), "label"
-    from meanshift.evaluate.cluster import kmeans
+    from meanshift.evaluate.cluster import groups
 
-    features = run.moment(maps[-1].epoch).features[maps[-1].rows]
-    count = min(10, len(features))
-    assigned, _ = kmeans(features, count, restarts=3)
-    return [f"cluster {i + 1}" for i in range(count)], assigned.tolist(), "cluster"
+    names, assigned = groups(run.moment(maps[-1].epoch).features)
+    return names, assigned[maps[-1].rows].tolist(), "cluster"
 
 
 def _queries(labels: Tensor | None, size: int) -> list[int]:
@@ -116,8 +114,8 @@ def clusters(run: Run, *, rows: int = 10, columns: int = 14) -> dict[str, Any]:
         told = f"{len(members):,} pictures"
         if run.source.labels is not None:
             labels = run.source.labels[members]
-            common, count = Counter(labels[labels >= 0].tolist()).most_common(1)[0]
-            told += f", {count / len(members):.0%} {run.source.classes[common]}"
+            for common, count in Counter(labels[labels >= 0].tolist()).most_common(1):
+                told += f", {count / len(members):.0%} {run.source.classes[common]}"
         cells = [run.thumbnail(i, side).numpy() for i in some.tolist()]
         made.append({"words": told, "picture": _address(look.mosaic([cells], gap=2))})
     return {"rows": made, "of": int((sizes > 0).sum())}
@@ -126,7 +124,7 @@ def clusters(run: Run, *, rows: int = 10, columns: int = 14) -> dict[str, Any]:
 def views(run: Run, *, count: int = 8) -> dict[str, Any]:
     """Pictures and the two views of each in the first epoch."""
     ids = keyed.choose(1, len(run.source), count, keyed.PROBE)
-    drawn = draw_again(run.source, ids, epoch=0, config=run.config)
+    drawn = draw_again(run.source, ids, epoch=0, config=run.config, keep=True)
     if not len(drawn.ids):
         raise Lacking(f"{run.folder}: none of the pictures that were drawn can be read")
     side = min(run.config.data.image_size, 96)
@@ -136,7 +134,7 @@ def views(run: Run, *, count: int = 8) -> dict[str, Any]:
         [square(shown(view), side).numpy() for view in drawn.online],
     ]
     how = run.config.views
-    names = ["the picture", f"the target's view ({how.target})"]
+    names = ["the picture", f"the target's view ({how.online if how.same_view else how.target})"]
     names += [f"the online view ({how.online}{', the same' if how.same_view else ''})"]
     return {
         "rows": [

@@ -34,15 +34,9 @@ class Journal:
     def begin(folder: Path, config: Config, *, extra: Mapping[str, Any]) -> Journal:
         """Make or reopen the directory and say what the run is; refuse another run's directory."""
         journal = Journal(folder)
-        known = folder / "config.json"
-        if known.exists():
-            _refuse_other_settings(folder, _read_config(known), config)
-        elif folder.exists() and any(not held.name.startswith(".") for held in folder.iterdir()):
-            raise ValueError(
-                f"{folder}: holds files but no config.json, so it is no run; choose another --out"
-            )
+        journal.refuse_other(config)
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(known, config.to_json())
+        write_atomically(folder / "config.json", config.to_json())
         for part in (journal.checkpoints, journal.snapshots, journal.results):
             part.mkdir(exist_ok=True)
         here = folder / "environment.json"
@@ -51,6 +45,16 @@ class Journal:
         now = {**environment(), **extra, "earlier": sessions}
         write_atomically(here, json.dumps(now, indent=2) + "\n")
         return journal
+
+    def refuse_other(self, config: Config) -> None:
+        """Refuse a directory that holds another run, or something else; nothing is written."""
+        known, folder = self.folder / "config.json", self.folder
+        if known.exists():
+            _refuse_other_settings(folder, _read_config(known), config)
+        elif folder.exists() and any(not held.name.startswith(".") for held in folder.iterdir()):
+            raise ValueError(
+                f"{folder}: holds files but no config.json, so it is no run; choose another --out"
+            )
 
     @staticmethod
     def open(folder: Path) -> Journal:
@@ -103,6 +107,30 @@ class Journal:
         path = self.results / f"{name}.json"
         write_atomically(path, json.dumps(result, indent=2) + "\n")
         return path
+
+
+class Tail:
+    """The lines of a file that grows; one that was written anew is read from its beginning."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.at, self.end = path, 0, b""
+        self.known: list[dict[str, Any]] = []
+
+    def read(self) -> list[dict[str, Any]]:
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
+            return []
+        with file:
+            file.seek(self.at - len(self.end))
+            if file.read(len(self.end)) != self.end:  # not the file whose lines are known
+                self.at, self.end, self.known = 0, b"", []
+                file.seek(0)
+            whole, newline, _ = file.read().rpartition(b"\n")  # a last line may still be written
+        self.known += [json.loads(line) for line in whole.splitlines()]
+        self.at += len(whole + newline)
+        self.end = (self.end + whole + newline)[-256:]
+        return self.known
 
 
 def environment() -> dict[str, Any]:

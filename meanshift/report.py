@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from meanshift.config import differences, settings
 from meanshift.evaluate import NAMES
 from meanshift.journal import write_atomically
 from meanshift.recipes import command_for, nearest_recipe, recipe
-from meanshift.run import Lacking, Run, differing, thinned
+from meanshift.run import Lacking, Run, differing, is_number, thinned
 
 ASSETS = Path(__file__).parent / "assets"
 CURVES = {
@@ -55,12 +54,12 @@ def write_report(runs: Sequence[Run], out: Path, *, most: int = 1000) -> Path:
         title=" and ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs",
         differing={name: list(map(_plain, values)) for name, values in differing(runs).items()},
         tables=_tables(runs),
-        drawn=json.dumps(drawn, allow_nan=False).replace("</", "<\\/"),
+        drawn=json.dumps(drawn, allow_nan=False).replace("<", "\\u003c"),
         asset=lambda name: (ASSETS / name).read_text(),
         version=metadata.version("meanshift"),
     )
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, page)
+    write_atomically(out, page.encode("utf-8", "replace").decode())  # file names may be any bytes
     return out
 
 
@@ -92,7 +91,7 @@ def _run(run: Run, colour: int, sheets: dict[str, str], most: int) -> dict[str, 
         "versions": _versions(run),
         "reproduce": command_for(config, f"{run.folder}-again"),
         "continue": command_for(config, str(run.folder)),
-        "folder": str(run.folder),
+        "folder": shlex.quote(str(run.folder)),
         "drawn": {"name": run.name, "colour": colour % 10, **seen.get("drawn", {})},
     }
 
@@ -134,6 +133,7 @@ def _verdict(run: Run) -> list[str]:
             same = card.get("protocol") == "knn" and card.get("data") == data
             if same and str(card.get("judged")).startswith(spec) and name in figures:
                 told.append(f"{title} {figures[name]:.1f}")
+                break
     beside = f" ({', '.join(told)})" if told else ""
     return [f"{name} on {data}: {own[name]:.1f}%{beside}."]
 
@@ -195,7 +195,7 @@ def _tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
         for stem, held in run.results.items():
             card, figures = held["card"], held["figures"]
             protocol, data = card.get("protocol"), card.get("data")
-            if not protocol or not data or not all(map(_is_number, figures.values())):
+            if not protocol or not data or not all(map(is_number, figures.values())):
                 continue
             table = tables.setdefault(
                 (protocol, data), {"protocol": protocol, "data": data, "columns": {}, "rows": []}
@@ -222,6 +222,9 @@ def _tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    def of(run: Run) -> str:
+        return f" of {run.name}" if len(runs) > 1 else ""
+
     curves = []
     for name, title in CURVES.items():
         series = []
@@ -230,7 +233,7 @@ def _curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
             if x:
                 series.append({"name": run.name, "colour": colour % 10, "x": x, "y": y})
         marks = [
-            {"x": round(w["step"] / run.steps, 3), "text": "collapse"}
+            {"x": round(w["step"] / run.steps, 3), "text": f"collapse{of(run)}"}
             for run in runs
             for w in run.warnings
             if w["kind"] == "collapse"
@@ -273,10 +276,6 @@ def _figure(value: float) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def page_name(runs: Sequence[Run]) -> Path:

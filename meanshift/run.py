@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -25,7 +26,7 @@ from meanshift import checkpoint
 from meanshift.bank import nearest
 from meanshift.config import HARMLESS, differences
 from meanshift.data import Source, Unreadable, train_and_held_out
-from meanshift.journal import Journal
+from meanshift.journal import Journal, Tail
 
 
 class Lacking(ValueError):
@@ -53,13 +54,13 @@ class Run:
         self.folder = Path(folder)
         self.name = self.folder.resolve().name
         self.journal = Journal.open(self.folder)
-        self.config = self.journal.config
+        self.config, self.data = self.journal.config, data
         beside = Path(self.environment.get("directory", "."), self.config.data.source)
         if data is None and not Path(self.config.data.source).exists() and beside.exists():
             data = str(beside)  # given relative to where the run was started
         if data is not None:
             self.config = self.config.with_overrides({"data.source": data})
-        self._lines: dict[str, _Tail] = {}
+        self._lines: dict[str, Tail] = {}
         self._reading = threading.Lock()
 
     # What was written while training
@@ -67,7 +68,7 @@ class Run:
     def lines(self, name: str) -> list[dict[str, Any]]:
         """The whole lines of a .jsonl file so far; only what is new is read."""
         with self._reading:  # the ends of the files are remembered, so one thread at a time
-            tail = self._lines.setdefault(name, _Tail(self.folder / name))
+            tail = self._lines.setdefault(name, Tail(self.folder / name))
             return list(tail.read())
 
     def records(self, kind: str) -> list[dict[str, Any]]:
@@ -92,6 +93,13 @@ class Run:
         return f"{views.target[0]}/{views.online[0]}{same}"
 
     @property
+    def identity(self) -> str:
+        """Tells a run that was begun anew in the same folder from one that was continued."""
+        here = self.environment
+        first = (here.get("earlier") or [here])[0].get("date", "")
+        return f"{first} {self.folder.resolve()} {self.config.to_json()}"
+
+    @property
     def steps(self) -> float:
         """Steps an epoch, from the last lines of whole epochs."""
         told = self.environment.get("steps")
@@ -102,9 +110,18 @@ class Run:
 
     def series(self, name: str) -> tuple[list[float], list[float]]:
         """A figure by epoch (in parts of epochs), from whichever records hold it."""
-        steps = self.steps
-        held = [r for r in self.lines("metrics.jsonl") if _is_number(r.get(name))]
-        return [r["step"] / steps for r in held], [float(r[name]) for r in held]
+        return self.every_series().get(name, ([], []))
+
+    def every_series(self) -> dict[str, tuple[list[float], list[float]]]:
+        """Each figure of metrics.jsonl by epoch."""
+        steps, found = self.steps, dict[str, tuple[list[float], list[float]]]()
+        for record in self.lines("metrics.jsonl"):
+            for name, value in record.items():
+                if is_number(value):
+                    x, y = found.setdefault(name, ([], []))
+                    x.append(record["step"] / steps)
+                    y.append(float(value))
+        return found
 
     @property
     def done(self) -> float:
@@ -145,7 +162,10 @@ class Run:
         except (ValueError, OSError) as error:
             raise Lacking(f"{self.folder}: its pictures cannot be found ({error}); {say}") from None
         known = self.environment.get("source")
-        largest = max((int(self.moment(epoch).indices.max()) for epoch in self.epochs), default=-1)
+        largest = -1
+        if self.epochs:
+            with contextlib.suppress(Lacking):  # a damaged one is spoken of by those who need it
+                largest = int(self.moment(self.epochs[-1]).indices.max())
         if largest >= len(train) or (known and known != train.fingerprint()):
             raise Lacking(
                 f"{self.folder}: was trained on other pictures than the {len(train)} in "
@@ -166,8 +186,8 @@ class Run:
     @property
     def epochs(self) -> list[int]:
         """Epochs after which a snapshot was taken, rising."""
-        names = (path.stem for path in self.journal.snapshots.glob("epoch-*.pt"))
-        return sorted(int(name.removeprefix("epoch-")) for name in names)
+        names = (path.stem.removeprefix("epoch-") for path in self.journal.snapshots.glob("*.pt"))
+        return sorted(int(name) for name in names if name.isdecimal())
 
     def snapshot(self, epoch: int) -> Path:
         return self.journal.snapshots / f"epoch-{epoch:04d}.pt"
@@ -178,8 +198,17 @@ class Run:
         if epoch not in self.epochs:
             known = ", ".join(map(str, self.epochs)) or "none"
             raise Lacking(f"{self.folder}: no snapshot after epoch {epoch}; there are {known}")
-        state = checkpoint.read(self.snapshot(epoch))
-        return Moment(epoch, state["indices"], F.normalize(state["features"].float(), dim=1))
+        try:
+            state = checkpoint.read(self.snapshot(epoch))
+        except ValueError as error:
+            raise Lacking(f"{error}; move it away to see the others") from None
+        features = F.normalize(state["features"].float(), dim=1)
+        if not features.isfinite().all():
+            raise Lacking(
+                f"{self.snapshot(epoch)}: not all features are numbers, so the run diverged; begin "
+                f"another with a lower --train.lr, or move this file away to see the others"
+            )
+        return Moment(epoch, state["indices"], features)
 
     def some_epochs(self, count: int = 0) -> list[int]:
         """All epochs with snapshots, or `count` of them from the first to the last."""
@@ -210,11 +239,11 @@ class Run:
 
     @property
     def labels(self) -> Int[Tensor, " n"] | None:
-        """Labels of the probe, where the source has any (-1 is unknown)."""
-        if not self.source.labelled or not self.epochs:
+        """Labels of the probe, where any of it has one (-1 is unknown)."""
+        if self.source.labels is None or not self.epochs:
             return None
-        assert self.source.labels is not None
-        return self.source.labels[self.moment(self.epochs[-1]).indices]
+        labels = self.source.labels[self.moment(self.epochs[-1]).indices]
+        return labels if bool((labels >= 0).any()) else None
 
     def pure(self, epoch: int, count: int = 10) -> Float[Tensor, " n"]:
         """Share of each probe picture's nearest others that have its label."""
@@ -284,29 +313,5 @@ def _setting(run: Run, name: str) -> Any:
     return getattr(getattr(run.config, group), field)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-class _Tail:
-    """The lines of a file that grows; one that was written anew is read from its beginning."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.at, self.end = path, 0, b""
-        self.known: list[dict[str, Any]] = []
-
-    def read(self) -> list[dict[str, Any]]:
-        try:
-            file = self.path.open("rb")
-        except FileNotFoundError:
-            return []
-        with file:
-            file.seek(self.at - len(self.end))
-            if file.read(len(self.end)) != self.end:  # not the file whose lines are known
-                self.at, self.end, self.known = 0, b"", []
-                file.seek(0)
-            whole, newline, _ = file.read().rpartition(b"\n")  # a last line may still be written
-        self.known += [json.loads(line) for line in whole.splitlines()]
-        self.at += len(whole + newline)
-        self.end = (self.end + whole + newline)[-256:]
-        return self.known

@@ -22,14 +22,24 @@ class Tally:
         for name in ("loss", "agreement", "purity", "same_image"):
             value = getattr(step, name)
             if value is not None:
-                held = self.sums.get(
-                    name, torch.zeros((), dtype=torch.float64, device=value.device)
-                )
-                self.sums[name] = held.to(value.device) + value.detach()
+                if name == "purity":  # steps without a labelled picture do not count
+                    self._sum("steps with labels", ~value.isnan())
+                    value = value.nan_to_num()
+                self._sum(name, value)
         self.count += 1
 
+    def _sum(self, name: str, value: Tensor) -> None:
+        held = self.sums.get(name, torch.zeros((), dtype=torch.float64, device=value.device))
+        self.sums[name] = held.to(value.device) + value.detach()
+
     def means(self) -> dict[str, float]:
-        means = {name: float(total) / self.count for name, total in self.sums.items()}
+        known = float(self.sums.pop("steps with labels", self.count))
+        counts = {"purity": known}
+        means = {
+            name: float(total) / counts.get(name, self.count)
+            for name, total in self.sums.items()
+            if counts.get(name, self.count)
+        }
         self.sums, self.count = {}, 0
         return means
 

@@ -67,12 +67,15 @@ def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None)
         "threads": torch.get_num_threads(),
     }
     about = {"source": fingerprint, "pictures": len(source), "steps": schedule.total}
-    journal = Journal.begin(Path(out), config, extra={**machine, **about})
+    journal = Journal(Path(out))
+    journal.refuse_other(config)
+    state, unreadable = checkpoint.latest(journal.checkpoints)
+    if state is not None:  # before a word is written: what is refused stays as it was
+        _refuse_other_pictures(journal, state["source"], fingerprint, len(source))
+    Journal.begin(journal.folder, config, extra={**machine, **about})
     tally, bad, start = Tally(), BadPictures(config.data.bad_share, len(source)), 0
     noted = list[tuple[str, str]]()
-    state, unreadable = checkpoint.latest(journal.checkpoints)
     if state is not None:
-        _refuse_other_pictures(journal, state["source"], fingerprint, len(source))
         method.load_state_dict(state["method"])
         optimizer.load_state_dict(state["optimizer"])
         scaler.load_state_dict(state["scaler"])

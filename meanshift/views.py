@@ -19,33 +19,45 @@ class Drawn:
     """Pictures of a source that could be read, and both views of each at an epoch."""
 
     ids: Int[Tensor, " n"]
+    sizes: Int[Tensor, "n 2"]
+    """height and width of each picture"""
     pictures: list[UInt8[Tensor, "channels _ _"]]
+    """the pictures themselves, where they were wished for"""
     target: Float[Tensor, "n channels size size"]
     online: Float[Tensor, "n channels size size"]
 
 
-def draw_again(source: Source, ids: Int[Tensor, " m"], *, epoch: int, config: Config) -> Drawn:
+def draw_again(
+    source: Source, ids: Int[Tensor, " m"], *, epoch: int, config: Config, keep: bool = False
+) -> Drawn:
     """Both views of some pictures as the epoch gives them (counted from 0), normalised.
 
-    Without workers and without the order of the run: a view depends on its address alone.
+    Without workers and without the order of the run: a view depends on its address alone. Large
+    pictures are cut as they are read: only those that are to be kept are in memory together.
     """
     two_views = TwoViews(config.views, config.train.seed, config.data.image_size)
-    pictures, kept = list[Tensor](), list[int]()
+    pictures, crops = list[Tensor](), list[list[Tensor]]()
+    kept, sizes = list[int](), list[tuple[int, ...]]()
     for index in ids.tolist():
         try:
-            pictures.append(source.read(index))
-            kept.append(index)
+            picture = source.read(index)
         except Unreadable:  # in training another picture stood in for it
             continue
-    ids = torch.tensor(kept, dtype=torch.int64)
+        kept.append(index)
+        sizes.append(tuple(picture.shape[1:]))
+        if keep:
+            pictures.append(picture)
+        if not source.uniform:
+            crops.append(two_views.crop([picture], epoch, torch.tensor([index])))
+    ids, shapes = torch.tensor(kept, dtype=torch.int64), torch.tensor(sizes).view(-1, 2)
     if not kept:
         empty = torch.empty(0, 3, config.data.image_size, config.data.image_size)
-        return Drawn(ids, [], empty, empty)
-    if source.uniform:
-        target, online = two_views.finish(source.gather(ids), epoch, ids)
-    else:
-        target, online = two_views.finish(two_views.crop(pictures, epoch, ids), epoch, ids)
-    return Drawn(ids, pictures, target, online)
+        return Drawn(ids, shapes.long(), [], empty, empty)
+    whole = (
+        source.gather(ids) if source.uniform else [torch.cat(r) for r in zip(*crops, strict=True)]
+    )
+    target, online = two_views.finish(whole, epoch, ids)
+    return Drawn(ids, shapes, pictures, target, online)
 
 
 def shown(view: Float[Tensor, "channels size size"]) -> UInt8[Tensor, "channels size size"]:
@@ -57,10 +69,11 @@ def shown(view: Float[Tensor, "channels size size"]) -> UInt8[Tensor, "channels 
 def boxes(drawn: Drawn, *, epoch: int, config: Config) -> list[Int[Tensor, "n 4"]]:
     """Where the target's and the online view were cut: (top, left, height, width) of each."""
     streams = [keyed.ONLINE] * 2 if config.views.same_view else [keyed.TARGET, keyed.ONLINE]
-    sizes = torch.tensor([picture.shape[1:] for picture in drawn.pictures]).view(-1, 2)
     return [
         draw_boxes(
-            config.views, Address(config.train.seed, epoch, drawn.ids, stream), *sizes.unbind(1)
+            config.views,
+            Address(config.train.seed, epoch, drawn.ids, stream),
+            *drawn.sizes.unbind(1),
         )
         for stream in streams
     ]

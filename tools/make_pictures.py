@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 WIDEST = 1200  # pixels of a picture in the docs
 
@@ -60,15 +60,17 @@ def photograph_report(browser: Browser, made: Path) -> None:
 def photograph_explorer(browser: Browser, run: Path, made: Path) -> None:
     command = [sys.executable, "-m", "meanshift", "explore", str(run), "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
-        assert serving.stdout is not None
-        address = re.search(r"http://\S+", serving.stdout.readline())
-        assert address is not None
-        page = tab(browser, address[0], width=1180, height=860)
-        page.wait_for_timeout(20_000)  # the map is being drawn
-        click_a_point(page)
-        page.wait_for_timeout(1500)
-        page.screenshot(path=made / "explore.png")
-        serving.terminate()
+        try:
+            assert serving.stdout is not None
+            address = re.search(r"http://\S+", serving.stdout.readline())
+            assert address is not None
+            page = tab(browser, address[0], width=1180, height=860)
+            expect(page.locator("#drawn")).to_have_text("t-SNE", timeout=300_000)
+            click_a_point(page)
+            page.wait_for_timeout(1500)
+            page.screenshot(path=made / "explore.png")
+        finally:
+            serving.terminate()
 
 
 def tab(browser: Browser, url: str, *, width: int, height: int, dark: bool = False) -> Page:

@@ -42,6 +42,7 @@ function meanshiftCurves(container, options) {
   }
 
   function draw() {
+    const pointed = at === null ? null : xs[at];
     svg.textContent = "";
     const shown = series.filter(one => one.x.length);
     if (!shown.length) return;
@@ -78,7 +79,7 @@ function meanshiftCurves(container, options) {
     const words = shown.map(one => `${one.name || options.title}: ${format(one.y[0])} at ${round(one.x[0])}, ` +
       `${format(one.y[one.y.length - 1])} at ${round(one.x[one.x.length - 1])}`);
     svg.setAttribute("aria-label", `${options.title} by epoch. ${words.join("; ")}. ${marks.map(m => m.text).join("; ")}`);
-    rest();
+    if (pointed === null) rest(); else point(nearest(xs, pointed));
   }
 
   const round = x => +x.toFixed(2);

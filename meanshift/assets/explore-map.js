@@ -98,7 +98,8 @@ const onScale = share => { const at = Math.max(0, Math.min(0.9999, share)) * (ST
 const ofCategory = i => i < 10 ? css(`--c${i}`) : i < 20 ? mix(css(`--c${i % 10}`), css("--ink"), 0.45) : css("--quiet");
 
 async function recolour() {
-  const by = $("colour").value, told = await ask(`/api/colours?by=${encodeURIComponent(by)}&epoch=${state.epoch}`);
+  const by = $("colour").value, {epoch} = state, told = await ask(`/api/colours?by=${encodeURIComponent(by)}&epoch=${epoch}`);
+  if ($("colour").value !== by || state.epoch !== epoch) return;  // another was chosen meanwhile
   if (!state.colours || state.colours.by !== by) state.only = null;
   state.colours = {...told, by};
   showLegend();

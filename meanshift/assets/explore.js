@@ -83,7 +83,10 @@ async function follow() {
 }
 
 function complain(error) {
-  banner("stopped", error instanceof TypeError ? "The server does not answer; this page shows what it said last." : error.message, "note");
+  if (error instanceof TypeError) return banner("stopped", "The server does not answer; this page shows what it said last.", "note");
+  banner("failed", error.message, "note");
+  clearTimeout(complain.timer);
+  complain.timer = setTimeout(() => banner("failed", ""), 15000);
 }
 
 function banner(key, text, kind) {
@@ -102,6 +105,8 @@ function showRun() {
   $("progress").textContent = ended ? `finished, ${run.total} epochs` :
     `${run.training ? "training" : "not training now"} · epoch ${done.toFixed(1)} of ${run.total}` +
     (run.training && run.left ? ` · about ${span(run.left)} left` : "");
+  const words = ended ? "finished" : run.training ? "training" : "not training now";
+  if ($("said").textContent !== words) $("said").textContent = words;  // said once, not at every look
   const alarm = run.warnings.filter(warning => warning.kind === "collapse").pop();
   banner("collapse", alarm ? `After ${alarm.epoch.toFixed(1)} epochs: ${alarm.message}` : "");
   banner("lacking", run.lacking, "note");
@@ -120,7 +125,8 @@ async function newEpochs() {
     offer();
   }
   const latest = epochs[epochs.length - 1];
-  const epoch = state.follow || !epochs.includes(state.epoch) ? latest : state.epoch;
+  const asked = state.query || state.shown.length;  // results stay those of the epoch they were asked for
+  const epoch = state.follow && !asked || !epochs.includes(state.epoch) ? latest : state.epoch;
   $("epoch").max = epochs.length - 1;
   for (const select of document.querySelectorAll(".when")) {
     select.replaceChildren(...epochs.map(one => h("option", {value: one}, one)));
@@ -130,6 +136,7 @@ async function newEpochs() {
   if (moved || state.colours === null) await recolour();
   await drawMap();
   if (state.chosen !== null) await pick(state.chosen);
+  if (!$("clean").hidden && !state.shown.length) clean();
 }
 
 function offer() {

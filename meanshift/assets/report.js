@@ -15,7 +15,10 @@
       chart.update({series: curve.series.map(one => ({...one, colour: style(`--c${one.colour}`)})), marks: curve.marks});
   }
 
-  // Maps and neighbours
+  // Maps and neighbours; the pictures are in the page once, in a rule that every cell shares
+  const rules = document.createElement("style");
+  rules.textContent = Object.entries(drawn.sheets).map(([name, url]) => `.${name} { background-image: url(${url}); }`).join("");
+  document.head.append(rules);
   const runs = drawn.runs.map((run, i) => run.epochs ? {...run, i} : null).filter(Boolean);
   const epochs = [...new Set(runs.flatMap(run => run.epochs))].sort((a, b) => a - b);
   const latest = (run, epoch) => Math.max(0, run.epochs.findLastIndex(known => known <= epoch));
@@ -24,13 +27,12 @@
   function thumb(run, row, show, mark) {
     const cell = document.createElement("span"), scale = show / run.side;
     const words = `${run.titles[row]}${run.groups[row] >= 0 ? ", " + run.names[run.groups[row]] : ""}`;
-    cell.className = "thumb" + (mark ? " same" : "");
+    cell.className = `thumb ${run.sheet}` + (mark ? " same" : "");
     cell.setAttribute("role", "img");
     cell.setAttribute("aria-label", words + (mark ? ", same class" : ""));
     cell.title = words;
     cell.dataset.row = row;
     cell.style.setProperty("--show", show + "px");
-    cell.style.backgroundImage = `url(${drawn.sheets[run.sheet]})`;
     cell.style.backgroundSize = `${run.columns * run.side * scale}px auto`;
     cell.style.backgroundPosition = `${-(row % run.columns) * show}px ${-Math.floor(row / run.columns) * show}px`;
     if (run.side <= 32 && show > 48) cell.style.imageRendering = "pixelated";

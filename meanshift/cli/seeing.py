@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meanshift.fields import need
 from meanshift.figures import NAMES
 
 if TYPE_CHECKING:
@@ -53,6 +54,9 @@ def _figures(given: argparse.Namespace) -> int:
     from meanshift.figures import Choices, draw_figures
     from meanshift.run import open_runs
 
+    for name in ("rows", "columns"):
+        need(0 <= getattr(given, name) <= 1000, f"--{name}", getattr(given, name), "1 to 1000")
+    need(0 <= given.seed < 2**63, "--seed", given.seed, "0 up to below 2^63")
     runs = open_runs(given.runs, data=given.data)
     out = given.out
     if out is None:

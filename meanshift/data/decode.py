@@ -59,8 +59,8 @@ def _refuse_bomb(picture: Image.Image, title: str) -> None:
 def to_rgb(picture: Image.Image) -> Image.Image:
     """Any mode to RGB: deep greys are scaled and not clipped, transparency lies on white."""
     if picture.mode.startswith("I"):  # 16-bit grey; Pillow's own conversion would clip at 255
-        deep = np.asarray(picture).astype(np.int64)
-        if deep.min() < 0 or deep.max() > 65535:
+        deep = np.asarray(picture)
+        if deep.itemsize > 2 and (deep.min() < 0 or deep.max() > 65535):
             raise ValueError("32-bit picture beyond the 16-bit range: scale it to 0..65535")
         return Image.fromarray((deep >> 8).astype(np.uint8)).convert("RGB")
     if picture.mode == "F":

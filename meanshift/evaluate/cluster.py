@@ -64,6 +64,13 @@ def agreement(assigned: Int[Tensor, " n"], labels: Int[Tensor, " n"]) -> dict[st
     }
 
 
+def groups(features: Float[Tensor, "n features"], count: int = 10) -> tuple[list[str], Tensor]:
+    """Names and clusters by which pictures without labels are coloured, the same in every place."""
+    count = max(1, min(count, len(features)))
+    assigned, _ = kmeans(features, count, restarts=3)
+    return [f"cluster {i + 1}" for i in range(count)], assigned
+
+
 @torch.no_grad()
 def kmeans(
     features: Float[Tensor, "n features"],

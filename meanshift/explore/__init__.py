@@ -59,7 +59,7 @@ def serve(
         address = url(host, listening.getsockname()[1], token)
         print(f"{folder}: {address}\nstop with Ctrl-C", flush=True)
         if browser:
-            webbrowser.open(address)
+            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
         try:
             server(app).run(sockets=[listening])
         except KeyboardInterrupt:  # how a user ends it

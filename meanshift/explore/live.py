@@ -35,8 +35,7 @@ class Live:
         lines, warnings, steps, done = (
             run.lines("metrics.jsonl"), run.warnings, run.steps, run.done
         )  # fmt: skip
-        names = dict.fromkeys(name for line in lines for name in line)
-        series = {name: run.series(name) for name in names if name not in _NO_CURVES}
+        series = {k: held for k, held in run.every_series().items() if k not in _NO_CURVES}
         speed = next((s for line in lines[::-1] if (s := line.get("pictures_per_second"))), 0)
         left = (total - done) * steps * run.config.train.batch_size
         return {
@@ -55,7 +54,6 @@ class Live:
             "curves": {
                 name: dict(zip("xy", thinned(*held, most=POINTS), strict=True))
                 for name, held in series.items()
-                if held[0]
             },
         }
 

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from meanshift.data import Source
-from meanshift.evaluate.cluster import kmeans
+from meanshift.evaluate.cluster import groups
 from meanshift.explore.live import Live, number
 from meanshift.explore.metadata import Metadata, categories, scale
 from meanshift.explore.search import Searcher
@@ -29,6 +29,7 @@ class Explorer:
     """A run and its pictures, as far as they are still there."""
 
     def __init__(self, run: Run, *, metadata: Path | None = None) -> None:
+        self._metadata_file = metadata
         self.run, self.live, self.thumbnails = run, Live(run), Thumbnails()
         self.sources: dict[str, Source] = {}
         self.lacking = ""
@@ -38,7 +39,7 @@ class Explorer:
                 self.sources["held"] = run.held_out
         except Lacking as error:  # the map and the curves can still be looked at
             self.lacking = str(error)
-        marks = " ".join(source.fingerprint() for source in self.sources.values())
+        marks = " ".join([run.identity, *(source.contents() for source in self.sources.values())])
         self.mark = hashlib.sha256(marks.encode()).hexdigest()[:12]
         self.metadata = None
         if metadata is not None:
@@ -53,6 +54,13 @@ class Explorer:
         """End the work that is under way, as soon as it can."""
         self._maps.stop()
         self.searcher.work.stop()
+
+    def current(self) -> Explorer:
+        """This, or where the run was begun again in its folder, another that knows the new one."""
+        if Run(self.run.folder, data=self.run.data).identity == self.run.identity:
+            return self
+        self.close()
+        return Explorer(Run(self.run.folder, data=self.run.data), metadata=self._metadata_file)
 
     # What there is
 
@@ -166,8 +174,8 @@ class Explorer:
         """A value for each picture of the probe: label, cluster, purity, or a column as =NAME."""
         indices, labels = self._indices().tolist(), self._labels()
         if by == "cluster":
-            found = [f"cluster {c + 1}" for c in self._clusters(self.run.epochs[-1]).tolist()]
-            return categories(found, order=sorted(set(found), key=lambda name: int(name[8:])))
+            names, assigned = self._clusters(self.run.epochs[-1])
+            return categories([names[c] for c in assigned.tolist()], order=names)
         if by.startswith("=") and self.metadata is not None:
             return self.metadata.colours(by[1:], indices)
         if by not in ("label", "purity"):
@@ -179,14 +187,16 @@ class Explorer:
             named = [classes[label] if label >= 0 else None for label in labels.tolist()]
             return categories(named, order=classes)
         pure = (labels[self._near(epoch)[0]] == labels[:, None]).float().mean(1)
-        known = [p if label >= 0 else None for p, label in zip(pure.tolist(), labels, strict=True)]
+        known = [
+            number(p) if label >= 0 else None
+            for p, label in zip(pure.tolist(), labels, strict=True)
+        ]
         return {**scale(known), "low": 0.0, "high": 1.0}
 
     @functools.lru_cache(maxsize=4)  # noqa: B019
-    def _clusters(self, epoch: int) -> Int[Tensor, " n"]:
-        features = self.run.moment(epoch).features
+    def _clusters(self, epoch: int) -> tuple[list[str], Tensor]:
         count = 10 if self._labels() is None else min(20, len(self.run.source.classes))
-        return kmeans(features, max(1, min(count, len(features))), restarts=3)[0]
+        return groups(self.run.moment(epoch).features, count)
 
     # Neighbours
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import threading
 from importlib import resources
 from typing import Any
 
@@ -16,7 +18,7 @@ from meanshift.data import Unreadable
 from meanshift.explore.model import Explorer
 from meanshift.explore.search import decode
 from meanshift.explore.thumbnails import SIDES
-from meanshift.explore.work import Pending
+from meanshift.explore.work import Pending, Stopped
 from meanshift.run import Lacking
 
 UPLOAD = 20 * 2**20  # bytes of a picture to search with
@@ -36,8 +38,16 @@ class TooLarge(ValueError):
     """An upload beyond the limit."""
 
 
+class _Answer(JSONResponse):
+    """File names may be any bytes: what is no character goes as an escape."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+
+
 def application(explorer: Explorer) -> Starlette:
     """The pages and what they ask; `Guard` belongs in front of it."""
+    looking = threading.Lock()
 
     def page(_: Request) -> Response:
         return _asset("explore.html")
@@ -46,22 +56,25 @@ def application(explorer: Explorer) -> Starlette:
         return _asset(request.path_params["name"])
 
     def run(request: Request) -> Response:
+        nonlocal explorer
+        with looking:
+            explorer = explorer.current()
         if request.query_params.get("since") == explorer.live.version():
             return Response(status_code=204)
-        return JSONResponse(explorer.state())
+        return _Answer(explorer.state())
 
     def probe(_: Request) -> Response:
-        return JSONResponse(explorer.probe())
+        return _Answer(explorer.probe())
 
     def map_(request: Request) -> Response:
-        return JSONResponse(explorer.map(have=request.query_params.get("have", "")))
+        return _Answer(explorer.map(have=request.query_params.get("have", "")))
 
     def colours(request: Request) -> Response:
         by = request.query_params.get("by", "")
-        return JSONResponse(explorer.colours(by, epoch=_number(request, "epoch")))
+        return _Answer(explorer.colours(by, epoch=_number(request, "epoch")))
 
     def point(request: Request) -> Response:
-        return JSONResponse(explorer.point(request.path_params["row"]))
+        return _Answer(explorer.point(request.path_params["row"]))
 
     def thumbnail(request: Request) -> Response:
         part, index = request.path_params["part"], request.path_params["index"]
@@ -81,10 +94,10 @@ def application(explorer: Explorer) -> Starlette:
 
     def ready(request: Request) -> Response:
         explorer.prepare(_part(request), epoch=_number(request, "epoch"))
-        return JSONResponse({})
+        return _Answer({})
 
     def clean(request: Request) -> Response:
-        return JSONResponse(
+        return _Answer(
             explorer.clean(
                 request.query_params.get("order", "outliers"),
                 part=_part(request),
@@ -109,11 +122,11 @@ def application(explorer: Explorer) -> Starlette:
             of = request.query_params.get("of", "")
             picture = explorer.picture(of, _number(request, "index"))
         found = explorer.search(picture, part=part, epoch=epoch, count=count)
-        return JSONResponse({"found": found})
+        return _Answer({"found": found})
 
     def stop(_: Request) -> Response:
         explorer.searcher.work.stop()
-        return JSONResponse({})
+        return _Answer({})
 
     routes = [
         Route("/", page),
@@ -131,6 +144,7 @@ def application(explorer: Explorer) -> Starlette:
     ]
     handlers: Any = {
         Pending: _pending,
+        Stopped: _refusal(409),
         Lacking: _refusal(404),
         Unreadable: _refusal(404),
         TooLarge: _refusal(413),
@@ -149,14 +163,14 @@ def _asset(name: str) -> Response:
 
 def _pending(_: Request, pending: Pending) -> Response:
     told = {"pending": pending.title, "done": pending.done, "total": pending.total}
-    return JSONResponse(told, 202)
+    return _Answer(told, 202)
 
 
 def _refusal(status: int) -> Any:
     def handle(_: Request, error: Exception) -> Response:
         why = f"{error.title}: {error.why}" if isinstance(error, Unreadable) else str(error)
         unread = {"Connection": "close"} if status == 413 else None  # the rest is not waited for
-        return JSONResponse({"error": why}, status, unread)
+        return _Answer({"error": why}, status, unread)
 
     return handle
 
@@ -165,7 +179,7 @@ def _part(request: Request) -> str:
     return request.query_params.get("in", "probe")
 
 
-def _number(request: Request, name: str, usual: int | None = None, most: int = 2**31) -> int:
+def _number(request: Request, name: str, usual: int | None = None, most: int = 10**9 - 1) -> int:
     given = request.query_params.get(name, "" if usual is None else str(usual))
     if not given.isdecimal() or not given.isascii() or len(given) > 9 or int(given) > most:
         raise ValueError(f"{name}: got {given[:40]!r}, need a whole number from 0 to {most}")

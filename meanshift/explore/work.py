@@ -26,13 +26,13 @@ class Pending(Exception):
 class _Piece:
     def __init__(self, title: str) -> None:
         self.title, self.done, self.total = title, 0, 0
-        self.ended, self.unwanted = threading.Event(), False
+        self.ended, self.unwanted, self.begun = threading.Event(), False, False
         self.result: Any = None
         self.error: Exception | None = None
 
     def told(self, done: int, total: int) -> None:
         if self.unwanted:
-            raise Stopped
+            raise Stopped("stopped")
         self.done, self.total = done, total
 
 
@@ -53,6 +53,8 @@ class Work:
         with self._lock:
             piece = self._pieces.pop(key, None)
             if piece is None:
+                for old in [k for k, held in self._pieces.items() if not held.begun]:
+                    self._pieces.pop(old).unwanted = True  # nobody waits for it any more
                 piece = _Piece(title)
                 threading.Thread(
                     target=self._do, args=(piece, make), name=THREAD, daemon=True
@@ -81,6 +83,7 @@ class Work:
         with self._turn:
             try:
                 piece.told(0, 0)
+                piece.begun = True
                 piece.result = make(piece.told)
             except Exception as error:
                 piece.error = error

@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from meanshift import keyed, look
-from meanshift.evaluate.cluster import kmeans
+from meanshift.evaluate.cluster import groups
 from meanshift.figures import Choices, Drawing
 from meanshift.maps import draw_maps
 from meanshift.run import Run
@@ -62,14 +62,8 @@ def _colours(run: Run, seed: int) -> tuple[Int[Tensor, " n"], list[str], str]:
     """Which colour each picture of the probe has (-1: none), their names, and what they mean."""
     labels = run.labels
     if labels is None:
-        features = run.moment(run.epochs[-1]).features
-        count = min(_MOST, len(features))
-        assigned, _ = kmeans(features, count, seed=seed)
-        return (
-            assigned,
-            [f"cluster {i + 1}" for i in range(count)],
-            "cluster\n(k-means of the\nlast snapshot)",
-        )
+        names, assigned = groups(run.moment(run.epochs[-1]).features)
+        return assigned, names, "cluster\n(k-means of the\nlast snapshot)"
     present = labels[labels >= 0].unique()
     chosen = present[keyed.choose(seed, len(present), _MOST, keyed.PROBE)]
     same = labels[:, None] == chosen

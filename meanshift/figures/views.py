@@ -30,7 +30,10 @@ def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
         wrong = ", ".join(map(str, epochs))
         raise Lacking(f"{run.folder}: got epochs {wrong}; need epochs of its training, 1 to {last}")
     ids = keyed.choose(choices.seed, len(run.source), choices.rows or 6, keyed.PROBE)
-    drawn = [draw_again(run.source, ids, epoch=epoch - 1, config=config) for epoch in epochs]
+    drawn = [
+        draw_again(run.source, ids, epoch=epoch - 1, config=config, keep=epoch == epochs[0])
+        for epoch in epochs
+    ]
     first = drawn[0]
     if not len(first.ids):
         raise Lacking(

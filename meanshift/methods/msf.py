@@ -160,7 +160,7 @@ class MeanShift(nn.Module):
         if near.labels is not None and labels is not None:
             known = (labels >= 0).float()
             pure = (near.labels == labels[:, None]).float().mean(1)
-            purity = (pure * known).sum() / known.sum().clamp(min=1)
+            purity = (pure * known).sum() / known.sum()  # not a number where no label is known
         if near.ids is not None and ids is not None:
             same_image = (near.ids == ids[:, None]).any(1).float().mean()
         agreement = (v.detach() * u).sum(1).mean()
