@@ -42,12 +42,13 @@ def extract(
     precision: torch.dtype = torch.float32,
     batch_size: int = 256,
     workers: int = 0,
+    bad: dict[int, Unreadable] | None = None,
 ) -> Float[Tensor, "n features"]:
     """The network's output for every picture of a source, in order, in float32 on the CPU.
 
-    Unreadable pictures count as grey ones, with a warning.
+    Unreadable pictures count as grey ones, with a warning, or are put into `bad`.
     """
-    skipped: dict[int, Unreadable] = {}
+    skipped: dict[int, Unreadable] = {} if bad is None else bad
     parts = _stream(
         network,
         source,
@@ -60,7 +61,7 @@ def extract(
         bad=skipped,
     )
     features = torch.cat(list(parts))
-    if skipped:
+    if skipped and bad is None:
         _warn(source, skipped, "count as grey ones")
     return features
 

@@ -110,7 +110,10 @@ def clusters(run: Run, *, rows: int = 10, columns: int = 14) -> dict[str, Any]:
     made = []
     for cluster in chosen.tolist():
         members = places[(assigned == cluster).nonzero()[:, 0]]
-        some = members[keyed.choose(cluster, len(members), columns, keyed.PROBE)]
+        order = keyed.uniform(cluster, 0, torch.arange(len(members)), keyed.PROBE, 1)[
+            :, 0
+        ].argsort()
+        some = members[order[:columns]]
         told = f"{len(members):,} pictures"
         if run.source.labels is not None:
             labels = run.source.labels[members]

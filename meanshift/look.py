@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -135,3 +137,15 @@ def save(drawn: Figure, path: Path, *, title: str, text: str) -> list[Path]:
             drawn.savefig(file, format=suffix[1:], dpi=DPI, metadata=told)
         files.append(target)
     return files
+
+
+def thinned(
+    x: Sequence[float], y: Sequence[float], *, most: int = 400
+) -> tuple[list[float], list[float]]:
+    """At most so many points of a curve, each the mean of its stretch; ends are kept."""
+    if len(x) > most:
+        edges = np.linspace(0, len(x), most + 1).astype(int)
+        parts = [slice(a, b) for a, b in itertools.pairwise(edges)]
+        x = [x[0], *(statistics.fmean(x[p]) for p in parts[1:-1]), x[-1]]
+        y = [y[0], *(statistics.fmean(y[p]) for p in parts[1:-1]), y[-1]]
+    return [round(value, 3) for value in x], [float(f"{value:.5g}") for value in y]

@@ -14,8 +14,9 @@ from meanshift import gallery
 from meanshift.config import differences, settings
 from meanshift.evaluate import NAMES
 from meanshift.journal import write_atomically
+from meanshift.look import thinned
 from meanshift.recipes import command_for, nearest_recipe, recipe
-from meanshift.run import Lacking, Run, differing, is_number, thinned
+from meanshift.run import Lacking, Run, differing, is_number
 
 ASSETS = Path(__file__).parent / "assets"
 CURVES = {
@@ -30,6 +31,16 @@ CURVES = {
     "pictures_per_second": "Pictures a second",
 }
 BASELINES = {"the untrained encoder": "untrained:", "raw pixels": "pixels:"}
+ABOUT = {
+    "loss": "squared distance of the online embedding to the neighbours; a growing k raises it",
+    "20-NN": "held-out pictures whose 20 nearest training pictures vote for their class",
+    "purity": "share of the neighbours 2 to k in the bank that have the query's class",
+    "agreement": "cosine of the two views' embeddings: near 1 early on is a sign of collapse",
+    "effective_rank": "directions that the embeddings of a batch really use; it falls in the first "
+    "epochs of healthy runs too, and to about 1 in a collapse",
+    "spread": "1 where embeddings point everywhere, 0 where all are one",
+}
+"""What the curves mean, for people who see them for the first time."""
 SPANS = {"20-NN": 10, "1-NN": 10, "purity": 0.1, "agreement": 0.1, "spread": 0.1}
 """The least range that a curve's axis shows, so that a small change looks small."""
 
@@ -54,6 +65,7 @@ def write_report(runs: Sequence[Run], out: Path, *, most: int = 1000) -> Path:
         title=" and ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs",
         differing={name: list(map(_plain, values)) for name, values in differing(runs).items()},
         tables=_tables(runs),
+        about=[(CURVES[name], text) for name, text in ABOUT.items()],
         drawn=json.dumps(drawn, allow_nan=False).replace("<", "\\u003c"),
         asset=lambda name: (ASSETS / name).read_text(),
         version=metadata.version("meanshift"),
@@ -144,7 +156,7 @@ def _judge(run: Run) -> str:
     try:
         labelled = run.source.labelled
     except Lacking:
-        labelled = True
+        labelled = bool(run.records("monitor"))
     if not labelled:
         return f"meanshift evaluate cluster {folder} --clusters 10"
     return f"meanshift evaluate knn linear cluster {folder} --compare untrained:{folder} pixels"
@@ -180,7 +192,7 @@ def _signs(run: Run) -> list[tuple[str, str, str]]:
             continue
         epochs, values = run.series(name)
         if values:
-            first = f"{_figure(values[0])} at epoch {epochs[0]:.2g}" if len(values) > 1 else ""
+            first = f"first {_figure(values[0])}, epoch {epochs[0]:.2g}" if len(values) > 1 else ""
             told.append((title, _figure(values[-1]), first))
     _, kept = run.series("neighbours_kept")
     if kept:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import json
 import math
-import statistics
 import threading
+import warnings
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -156,11 +155,13 @@ class Run:
     @functools.cached_property
     def _parts(self) -> tuple[Source, Source | None]:
         data, seed = self.config.data, self.config.train.seed
-        say = f"say where they lie now: --data SOURCE (it was {data.source})"
+        was = self.journal.config.data.source
+        say = f"say where they lie now: --data SOURCE (in training it was {was})"
         try:
             train, held = train_and_held_out(data.source, data.held_out, seed=seed)
         except (ValueError, OSError) as error:
-            raise Lacking(f"{self.folder}: its pictures cannot be found ({error}); {say}") from None
+            why = str(error).partition("; need")[0]
+            raise Lacking(f"{self.folder}: its pictures cannot be found ({why}); {say}") from None
         known = self.environment.get("source")
         largest = -1
         if self.epochs:
@@ -208,7 +209,14 @@ class Run:
                 f"{self.snapshot(epoch)}: not all features are numbers, so the run diverged; begin "
                 f"another with a lower --train.lr, or move this file away to see the others"
             )
-        return Moment(epoch, state["indices"], features)
+        indices, last = state["indices"], self.epochs[-1]
+        if epoch != last and not torch.equal(indices, self.moment(last).indices):
+            rows = {index: row for row, index in enumerate(indices.tolist())}
+            indices = self.moment(last).indices  # pictures became readable or unreadable meanwhile
+            if not set(indices.tolist()) <= set(rows):
+                raise Lacking(f"{self.snapshot(epoch)}: of other pictures than later ones")
+            features = features[[rows[index] for index in indices.tolist()]]
+        return Moment(epoch, indices, features)
 
     def some_epochs(self, count: int = 0) -> list[int]:
         """All epochs with snapshots, or `count` of them from the first to the last."""
@@ -255,10 +263,9 @@ class Run:
 
     def clusters(self) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
         """The assignment that `evaluate cluster` stored: (cluster, picture of the source)."""
-        path, type_this = (
-            self.journal.results / "cluster.npz",
-            f"type: meanshift evaluate cluster {self.folder}",
-        )
+        path = self.journal.results / "cluster.npz"
+        count = "" if self.source.labelled else " --clusters 10"
+        type_this = f"type: meanshift evaluate cluster {self.folder}{count}"
         try:
             with path.open("rb") as file, np.load(file) as held:
                 assigned, titles = torch.from_numpy(held["assigned"]), held["picture"]
@@ -281,7 +288,13 @@ def square(picture: UInt8[Tensor, "3 height width"], side: int) -> UInt8[Tensor,
 
 def open_runs(folders: Sequence[Path | str], *, data: str | None = None) -> list[Run]:
     """Several runs, each with a name of its own: folders of one name get their parent's as well."""
-    runs = [Run(folder, data=data) for folder in folders]
+    each = {Path(folder).resolve(): Path(folder) for folder in folders}
+    others = [p for p in each.values() if p.is_dir() and not (p / "config.json").exists()]
+    if len(others) < len(each):  # as in runs/*, where figures of several runs may lie too
+        for other in others:
+            warnings.warn(f"{other}: not a run directory, left out", stacklevel=2)
+            del each[other.resolve()]
+    runs = [Run(folder, data=data) for folder in each.values()]
     for run in runs:
         if sum(other.folder.resolve().name == run.folder.resolve().name for other in runs) > 1:
             run.name = "/".join(run.folder.resolve().parts[-2:])
@@ -294,18 +307,6 @@ def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
     names = {name: None for run in runs for name in differences(first, run.config)}
     told = {name: [_setting(run, name) for run in runs] for name in names}
     return {n: values for n, values in told.items() if n == "data.source" or n not in HARMLESS}
-
-
-def thinned(
-    x: Sequence[float], y: Sequence[float], *, most: int = 400
-) -> tuple[list[float], list[float]]:
-    """At most so many points of a curve, each the mean of its stretch; ends are kept."""
-    if len(x) > most:
-        edges = np.linspace(0, len(x), most + 1).astype(int)
-        parts = [slice(a, b) for a, b in itertools.pairwise(edges)]
-        x = [x[0], *(statistics.fmean(x[p]) for p in parts[1:-1]), x[-1]]
-        y = [y[0], *(statistics.fmean(y[p]) for p in parts[1:-1]), y[-1]]
-    return [round(value, 3) for value in x], [float(f"{value:.5g}") for value in y]
 
 
 def _setting(run: Run, name: str) -> Any:

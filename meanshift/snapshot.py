@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from meanshift import checkpoint, health, keyed
 from meanshift.bank import nearest
 from meanshift.config import Config
-from meanshift.data import Source
+from meanshift.data import Source, Unreadable
 from meanshift.features import extract, judged
 from meanshift.journal import Journal
 from meanshift.methods import MeanShift
@@ -37,13 +37,18 @@ def take_snapshot(
     backbone, projector = encoder.get_submodule("backbone"), encoder.get_submodule("projector")
     device = next(encoder.parameters()).device
     indices = keyed.choose(config.train.seed, len(source), config.train.probe_size, keyed.PROBE)
+    bad: dict[int, Unreadable] = {}  # they are warned of where they are met in training
     features = extract(
         backbone,
         source.take(indices),
         image_size=config.data.image_size,
         device=device,
         precision=precision,
+        bad=bad,
     )
+    if bad and len(bad) < len(indices):
+        readable = [row for row in range(len(indices)) if row not in bad]
+        features, indices = features[readable], indices[readable]
     with torch.no_grad(), judged(projector):
         embeddings = projector(features.to(device)).cpu()
     features = features.half()
@@ -64,8 +69,10 @@ def take_snapshot(
     told |= _purity_of_views(method, source, indices, config, epoch, device)
     earlier = [old for old in sorted(journal.snapshots.glob("epoch-*.pt")) if old < path]
     if earlier:
-        before = checkpoint.read(earlier[-1])["features"]
-        told["neighbours_kept"] = health.stability(_neighbours(before), _neighbours(features))
+        before = checkpoint.read(earlier[-1])
+        if torch.equal(before["indices"], indices):
+            was = _neighbours(before["features"])
+            told["neighbours_kept"] = health.stability(was, _neighbours(features))
     return told
 
 

@@ -82,8 +82,10 @@ def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None)
         tally.sums, tally.count, bad.known = state["sums"], state["count"], dict(state["bad"])
         start = state["step"]
         noted = [("checkpoint", f"{wrong}; going back to step {start}") for wrong in unreadable]
-        if state["machine"] != machine:
-            noted += [("machine", f"continues with {machine} after {state['machine']}: other bits")]
+        if state["machine"] != machine and start < schedule.total:
+            was, now = (", ".join(f"{k} {v}" for k, v in m.items())
+                        for m in (state["machine"], machine))  # fmt: skip
+            noted += [("machine", f"continues with {now} after {was}: not bit for bit the same")]
     journal.rewind(start if state is not None else -1)
     console = Console(schedule, start, train.batch_size)
     for kind, message in noted:
@@ -120,6 +122,10 @@ def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None)
 
     if start == 0 and 0 in moments:
         keep_moment(0, 0)
+    if start == 0 and monitor is not None and train.monitor_every:
+        record("monitor", 0, 0, monitor(backbone))
+    if 0 < start < schedule.total:
+        console.say(f"continues after step {start} of {schedule.total}")
     with _signals() as asked, console:
         for batch in batches(
             source,

@@ -49,7 +49,7 @@ NARROWER = {  # the rooms for which the plan allows less than every lower floor
     "maps": "keyed journal run",
     "figures": "config keyed data augment look views run maps evaluate",
     "gallery": "keyed data augment bank look views run maps evaluate",
-    "report": "config recipes journal run gallery evaluate",
+    "report": "config recipes journal look run gallery evaluate",
     "weights": " ".join(FLOORS[: FLOORS.index("console foreign run")]) + " foreign",
 }
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms.split()}

@@ -103,7 +103,7 @@ function showRun() {
   $("bar").value = done / run.total;
   const ended = done >= run.total;
   $("progress").textContent = ended ? `finished, ${run.total} epochs` :
-    `${run.training ? "training" : "not training now"} · epoch ${done.toFixed(1)} of ${run.total}` +
+    `${run.training ? "training" : `no news for ${run.quiet === null ? "ever" : span(run.quiet)}: stopped? The command that began it continues it`} · epoch ${done.toFixed(1)} of ${run.total}` +
     (run.training && run.left ? ` · about ${span(run.left)} left` : "");
   const words = ended ? "finished" : run.training ? "training" : "not training now";
   if ($("said").textContent !== words) $("said").textContent = words;  // said once, not at every look

@@ -22,9 +22,13 @@ def add(command: Command) -> None:
         "--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME",
         help=f"some of {', '.join(NAMES)} [all]",
     )  # fmt: skip
-    figures.add_argument("--out", type=Path, metavar="DIR", help="[RUN/figures]")
-    figures.add_argument("--rows", type=int, default=0, help="rows of pictures")
-    figures.add_argument("--columns", type=int, default=0, help="pictures a row")
+    figures.add_argument(
+        "--out", type=Path, metavar="DIR", help="[RUN/figures; of several runs, beside them]"
+    )
+    figures.add_argument("--rows", type=int, default=0, help="neighbours, clusters, views: rows")
+    figures.add_argument(
+        "--columns", type=int, default=0, help="neighbours, clusters: pictures a row"
+    )
     figures.add_argument(
         "--epochs", type=int, nargs="+", default=[], metavar="E", help="neighbours, tsne, views"
     )
@@ -41,7 +45,7 @@ def add(command: Command) -> None:
         "--metadata", type=Path, metavar="CSV", help="file,column,... to colour by"
     )
     explore.add_argument("--host", default="127.0.0.1", help="[127.0.0.1]; others need a token")
-    explore.add_argument("--port", type=int, default=8800, help="[8800, or the next that is free]")
+    explore.add_argument("--port", type=int, help="[8800, or the next that is free]")
     explore.add_argument("--no-browser", action="store_true", help="only print the address")
 
 
@@ -59,6 +63,8 @@ def _figures(given: argparse.Namespace) -> int:
     need(0 <= given.seed < 2**63, "--seed", given.seed, "0 up to below 2^63")
     runs = open_runs(given.runs, data=given.data)
     out = given.out
+    if out is not None and out.exists() and not out.is_dir():
+        raise ValueError(f"--out: {out} is a file; need a folder for the figures")
     if out is None:
         inside = runs[0].folder if len(runs) == 1 else _above(given.runs)
         out = inside / "figures"
@@ -82,15 +88,23 @@ def _above(folders: list[Path]) -> Path:
 
 def _report(given: argparse.Namespace) -> int:
     from meanshift.report import page_name, write_report
-    from meanshift.run import open_runs
+    from meanshift.run import Lacking, open_runs
 
+    if given.out is not None and given.out.is_dir():
+        raise ValueError(f"--out: {given.out} is a folder; need a file, as {given.out}/report.html")
     runs = open_runs(given.runs, data=given.data)
+    for run in runs:
+        try:
+            _ = run.source
+        except Lacking as lacking:
+            print(f"warning: {lacking}", file=sys.stderr)
     page = write_report(runs, given.out or page_name(runs))
     print(f"report: {page} ({page.stat().st_size / 1e6:.1f} MB, one file, opens without a network)")
     return 0
 
 
 def _explore(given: argparse.Namespace) -> int:
+    print(f"opening {given.run_directory} ...", file=sys.stderr, flush=True)
     from meanshift.explore import serve
 
     serve(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -114,5 +115,7 @@ def _demo(given: argparse.Namespace) -> int:
     subject.save(cluster.evaluate(subject))
     print(f"\nheld-out pictures, accuracy in %\n{table(figures)}\n\ndrawing the report ...")
     page = write_report([Run(given.out)], given.out / "report.html")
-    print(f"open {page.resolve()}\nor walk through the run with: meanshift explore {given.out}")
+    program = sys.argv[0] if Path(sys.argv[0]).name == "meanshift" else "meanshift"
+    walk = f"{program} explore {shlex.quote(str(given.out))}"
+    print(f"open {page.resolve()}\nor walk through the run with: {walk}")
     return 0

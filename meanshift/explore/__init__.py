@@ -47,7 +47,7 @@ def serve(
     folder: Path,
     *,
     host: str = "127.0.0.1",
-    port: int = PORT,
+    port: int | None = None,
     browser: bool = True,
     data: str | None = None,
     metadata: Path | None = None,
@@ -55,9 +55,13 @@ def serve(
     """Serve until interrupted; prints the address, and opens it in a browser."""
     explorer = Explorer(Run(folder, data=data), metadata=metadata)
     app, token = build(explorer, host=host)
-    with listen(host, port) as listening:
+    if explorer.lacking:
+        print(f"warning: {explorer.lacking}", file=sys.stderr)
+    with listen(host, PORT if port is None else port, tries=50 if port is None else 1) as listening:
         address = url(host, listening.getsockname()[1], token)
         print(f"{folder}: {address}\nstop with Ctrl-C", flush=True)
+        if token:
+            print("or by another name or number of this machine; the connection is not encrypted")
         if browser:
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
         try:
@@ -98,7 +102,8 @@ def listen(host: str, port: int, *, tries: int = 50) -> socket.socket:
                     f"cannot listen on {host}, port {candidate} ({error}); need an address of "
                     f"this machine and a port that you may use: --host 127.0.0.1 --port {PORT}"
                 ) from None
-    raise ValueError(f"ports {port} to {port + tries - 1} are all taken; give another --port")
+    which = f"port {port} is" if tries == 1 else f"ports {port} to {port + tries - 1} are all"
+    raise ValueError(f"{which} taken; give another --port")
 
 
 def url(host: str, port: int, token: str) -> str:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
+import statistics
 import time
 from typing import Any
 
-from meanshift.run import Run, thinned
+from meanshift.look import thinned
+from meanshift.run import Run
 
 POINTS = 600  # of a curve at the most
-_QUIET = 300  # seconds without a line after which a run counts as stopped
+_QUIET = 60  # seconds without a line after which a run may count as stopped
 _NO_CURVES = {"kind", "step", "epoch", "seconds", "k", "momentum", "purity_with_self"}
 
 
@@ -36,7 +39,8 @@ class Live:
             run.lines("metrics.jsonl"), run.warnings, run.steps, run.done
         )  # fmt: skip
         series = {k: held for k, held in run.every_series().items() if k not in _NO_CURVES}
-        speed = next((s for line in lines[::-1] if (s := line.get("pictures_per_second"))), 0)
+        rates = [line["pictures_per_second"] for line in lines if line.get("pictures_per_second")]
+        speed = statistics.harmonic_mean(rates[-20:]) if rates else 0
         left = (total - done) * steps * run.config.train.batch_size
         return {
             "version": version,
@@ -45,6 +49,7 @@ class Live:
             "done": number(done),
             "total": total,
             "training": self._writing() and done < total,
+            "quiet": number(self._quiet()),
             "left": number(left / speed) if speed and done < total else None,
             "warnings": [
                 {"kind": w["kind"], "message": w["message"], "epoch": number(w["step"] / steps)}
@@ -58,8 +63,15 @@ class Live:
         }
 
     def _writing(self) -> bool:
+        """Whether the last line is no older than a few of its kind usually take."""
+        spent = [line["seconds"] for line in self.run.records("train")[-6:] if "seconds" in line]
+        gaps = [b - a for a, b in itertools.pairwise(spent) if b > a]
+        return self._quiet() < max(_QUIET, 5 * max(gaps, default=60.0))
+
+    def _quiet(self) -> float:
+        """Seconds since the last line."""
         path = self.run.folder / "metrics.jsonl"
-        return path.exists() and time.time() - path.stat().st_mtime < _QUIET
+        return time.time() - path.stat().st_mtime if path.exists() else math.inf
 
 
 def number(value: float) -> float | None:

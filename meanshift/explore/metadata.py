@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class Metadata:
             name = PurePosixPath(title).name
             if names[name] == 1:
                 index.setdefault(name, i)
-        cells: dict[int, list[str]] = {}
+        cells, unknown = dict[int, list[str]](), list[str]()
         for number, row in enumerate(rows[1:], start=2):
             if not any(row):
                 continue
@@ -58,6 +59,7 @@ class Metadata:
                 )
             which = index.get(PurePosixPath(row[at]).as_posix())
             if which is None:
+                unknown.append(row[at])
                 continue
             if which in cells:
                 raise ValueError(
@@ -69,6 +71,12 @@ class Metadata:
             raise ValueError(
                 f"{path}: none of its files is among the {len(titles)} training pictures; got "
                 f"{given!r} first, need names such as {titles[0]!r}"
+            )
+        if unknown:
+            warnings.warn(
+                f"{path}: {len(unknown)} of its files are not among the training pictures, the "
+                f"first is {unknown[0]!r}",
+                stacklevel=2,
             )
         return cls(columns, cells)
 
@@ -102,9 +110,13 @@ def _rows(path: Path) -> list[list[str]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = [[cell.strip() for cell in row] for row in csv.reader(file)]
+    except FileNotFoundError:
+        raise ValueError(f"{path}: not found; need a CSV with a column file and others") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path}: not a readable CSV ({error}); save it as CSV in UTF-8") from None
     first = rows[0] if rows else []
+    if len(first) == 1 and ";" in first[0]:
+        raise ValueError(f"{path}: its cells are parted by semicolons; save it with commas")
     if first.count("file") != 1 or len(first) < 2 or len(set(first)) < len(first):
         raise ValueError(
             f"{path}: begins with {','.join(first) or 'nothing'!r}; need a first line with the "

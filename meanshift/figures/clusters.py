@@ -33,12 +33,14 @@ def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
 
     gap, left = 4, 190
     figure, axes = look.sheet(look.mosaic(cells, gap=gap, scale=scale), left=left, top=44)
-    title = f"Random pictures of {len(chosen)} of the {len(filled)} clusters"
+    title = (
+        f"{look.short(run.name)}: random pictures of {len(chosen)} of the {len(filled)} clusters"
+    )
     axes.text(8 - left, -12, title, size=10, weight="bold", va="bottom")
     for row, told in enumerate(words):
         y = row * (side * scale + gap) + side * scale / 2
         axes.text(-10, y, told, ha="right", va="center", size=7.5, color=look.QUIET)
-    text = f"Random pictures of {len(chosen)} clusters of {run.name}, one a row: "
+    text = f"{look.short(run.name)}: random pictures of {len(chosen)} clusters of {run.name}, one a row: "
     return Drawing(figure, "Clusters", text + "; ".join(w.replace("\n", ", ") for w in words) + ".")
 
 

@@ -41,7 +41,9 @@ def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
         cells.append(line)
     gap, size = 6, side * scale
     figure, axes = look.sheet(look.mosaic(cells, gap=gap, scale=scale), top=72, bottom=12)
-    axes.set_title(f"Nearest neighbours of {len(queries)} pictures, by epoch", pad=19)
+    axes.set_title(
+        f"{look.short(run.name)}: nearest neighbours of {len(queries)} pictures, by epoch", pad=19
+    )
     if labels is not None:
         words = f"underlined: the query's class; shares over the whole probe of {len(indices)}"
         axes.set_title(words, loc="right", pad=20, color=look.QUIET, size=8, weight="normal")

@@ -17,21 +17,28 @@ if TYPE_CHECKING:
 
 def draw(runs: Sequence[Run], _: Choices) -> Drawing:
     """A panel for each comparison that the runs allow; all of them in one where they allow none."""
-    first, pure = runs[0], [run for run in runs if run.series("purity")[0]]
-    same_views = [run for run in pure if run.pair == first.pair]
-    same_k = [run for run in pure if run.config.method.k == first.config.method.k]
+    pure = [run for run in runs if run.series("purity")[0]]
     panels = dict[str, list[Run]]()
-    if len({run.config.method.k for run in same_views}) > 1:
-        panels["Purity by k"] = sorted(same_views, key=lambda run: run.config.method.k)
-    if len({run.pair for run in same_k}) > 1:
-        panels["Purity by views (target/online)"] = same_k
+    for pair in dict.fromkeys(
+        run.pair for run in pure
+    ):  # the first views that were tried with two k
+        members = [run for run in pure if run.pair == pair]
+        if len({run.config.method.k for run in members}) > 1:
+            panels["Purity by k"] = sorted(members, key=lambda run: run.config.method.k)
+            break
+    for k in dict.fromkeys(run.config.method.k for run in pure):  # and the first k, with two views
+        members = [run for run in pure if run.config.method.k == k]
+        if len({run.pair for run in members}) > 1:
+            panels["Purity by views (target/online)"] = members
+            break
     if not panels and pure:
         panels["Purity"] = pure
     probed = next((run for run in runs if len(_by_views(run)[0]) > 1), None)
     if not panels and probed is None:
         raise Lacking(
             f"{', '.join(str(run.folder) for run in runs)}: no purity in metrics.jsonl; it needs "
-            f"labels and k of 2 or more: meanshift pretrain RECIPE --data SOURCE --out RUN "
+            f"labels and k of 2 or more (a growing k begins at 1): "
+            f"meanshift pretrain RECIPE --data SOURCE --out RUN "
             f"--method.k 5, with class folders or a labels.csv in SOURCE"
         )
 

@@ -12,7 +12,7 @@ from meanshift import keyed, look
 from meanshift.evaluate.cluster import groups
 from meanshift.figures import Choices, Drawing
 from meanshift.maps import draw_maps
-from meanshift.run import Run
+from meanshift.run import Lacking, Run
 
 _MOST = 10  # colours that an eye keeps apart
 
@@ -60,7 +60,10 @@ def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
 
 def _colours(run: Run, seed: int) -> tuple[Int[Tensor, " n"], list[str], str]:
     """Which colour each picture of the probe has (-1: none), their names, and what they mean."""
-    labels = run.labels
+    try:
+        labels = run.labels
+    except Lacking:  # without the pictures there are still the features
+        labels = None
     if labels is None:
         names, assigned = groups(run.moment(run.epochs[-1]).features)
         return assigned, names, "cluster\n(k-means of the\nlast snapshot)"

@@ -49,7 +49,7 @@ def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
     pitch = side + _GAP
     figure, axes = look.sheet(look.mosaic(cells, gap=_GAP), top=100)
     same = "; both encoders see the same view" if config.views.same_view else ""
-    axes.set_title(f"Views of {len(cells)} pictures{same}", pad=30)
+    axes.set_title(f"{look.short(run.name)}: views of {len(cells)} pictures{same}", pad=30)
     axes.text(0, -28, "crops", va="bottom")
     axes.text(0, -6, f"at epoch {epochs[0]}", size=7, color=look.QUIET, va="bottom")
     inks = {"target": (look.COLOURS[1], "-"), "online": (look.COLOURS[0], "--")}
