@@ -23,7 +23,7 @@ from torchvision.transforms.v2 import functional as TF
 
 from meanshift import checkpoint
 from meanshift.bank import nearest
-from meanshift.config import HARMLESS, differences
+from meanshift.config import HARMLESS, differences, settings
 from meanshift.data import Source, Unreadable, train_and_held_out
 from meanshift.journal import Journal, Tail
 
@@ -59,6 +59,11 @@ class Run:
             data = str(beside)  # given relative to where the run was started
         if data is not None:
             self.config = self.config.with_overrides({"data.source": data})
+        here = self.environment
+        first = (here.get("earlier") or [here])[0].get("date", "")
+        lasting = [(n, _setting(self, n)) for n, *_ in settings() if n not in HARMLESS]
+        self.identity = f"{first} {self.folder.resolve()} {lasting}"
+        """Tells a run that was begun anew in the same folder from one that was continued."""
         self._lines: dict[str, Tail] = {}
         self._reading = threading.Lock()
 
@@ -90,13 +95,6 @@ class Run:
         views = self.config.views
         same = " (same view)" if views.same_view else ""
         return f"{views.target[0]}/{views.online[0]}{same}"
-
-    @property
-    def identity(self) -> str:
-        """Tells a run that was begun anew in the same folder from one that was continued."""
-        here = self.environment
-        first = (here.get("earlier") or [here])[0].get("date", "")
-        return f"{first} {self.folder.resolve()} {self.config.to_json()}"
 
     @property
     def steps(self) -> float:
@@ -187,8 +185,8 @@ class Run:
     @property
     def epochs(self) -> list[int]:
         """Epochs after which a snapshot was taken, rising."""
-        names = (path.stem.removeprefix("epoch-") for path in self.journal.snapshots.glob("*.pt"))
-        return sorted(int(name) for name in names if name.isdecimal())
+        names = (path.stem for path in self.journal.snapshots.glob("epoch-*.pt"))
+        return sorted(int(n[6:]) for n in names if n[6:].isdecimal() and len(n) >= 10)
 
     def snapshot(self, epoch: int) -> Path:
         return self.journal.snapshots / f"epoch-{epoch:04d}.pt"

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -224,6 +225,19 @@ def test_a_changed_setting_is_refused(call, trained, photos):
     assert code == 2
     assert "method.k: 5 there, 4 now" in err and "log_every" not in err
     assert contents(trained) == before
+
+
+@pytest.mark.parametrize("other", ["pictures", "settings"])
+def test_a_refused_continuation_leaves_every_byte(call, trained, photos, other):
+    before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
+    changed = [*TINY, "--train.log_every", "3"]  # may change, but not when the run is refused
+    if other == "pictures":
+        shutil.copy(photos / "train/a/000.jpg", photos / "train/a/more.jpg")
+    else:
+        changed += ["--train.seed", "1"]
+    code, _, err = call("pretrain", "small", "--data", photos, "--out", trained, *changed)
+    assert code == 2 and f"other {other}" in err
+    assert before == {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
 
 
 def test_evaluate_prints_a_table_and_writes_a_card(call, trained, photos):

@@ -6,12 +6,14 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from importlib import resources
 from urllib.parse import quote
 
 import numpy as np
@@ -283,7 +285,7 @@ def test_a_taken_port_gives_the_next_one():
         taken = first.getsockname()[1]
         with explore.listen("127.0.0.1", taken) as second:
             assert taken < second.getsockname()[1] <= taken + 49
-        with pytest.raises(ValueError, match="all taken; give another --port"):
+        with pytest.raises(ValueError, match="taken; give another --port"):
             explore.listen("127.0.0.1", taken, tries=1)
     with pytest.raises(ValueError, match="--port: got 65536, need 0"):
         explore.listen("127.0.0.1", 65_536)
@@ -367,6 +369,46 @@ def test_an_unchanged_run_costs_nothing_and_a_changed_one_is_told(tmp_path):
 def _drawn(port, epochs):
     told = get(port, "/api/map").json
     return told if told["kind"] == "t-SNE" and set(told["points"]) == epochs else None
+
+
+def test_a_run_begun_again_in_its_folder_is_the_one_told_of(tmp_path):
+    source = arrays(tmp_path / "p.npz")
+    folder = make_run(tmp_path / "run", source)
+    with served(explore.build(Explorer(Run(folder)))[0]) as port:
+        old, point = get(port, "/api/run").json, get(port, "/api/point/0").json
+        assert len(get(port, "/api/probe").json["indices"]) == 60
+        shutil.rmtree(folder)
+        make_run(folder, source, epochs=(0, 1), total=6, probe=30)
+        new = get(port, f"/api/run?since={old['version']}").json
+        assert (new["total"], new["epochs"]) == (6, [0, 1]) and new["mark"] != old["mark"]
+        assert len(get(port, "/api/probe").json["indices"]) == 30
+        again = get(port, "/api/point/0").json["moments"]
+        assert [moment["epoch"] for moment in again] == [0, 1]
+        assert again[0]["rows"] != point["moments"][0]["rows"]
+
+
+def test_a_run_begun_again_with_the_same_settings_is_another(tmp_path):
+    folder = make_run(tmp_path / "run", arrays(tmp_path / "p.npz"), epochs=(0,))
+    before = json.loads((folder / "environment.json").read_text())
+    (folder / "environment.json").write_text(json.dumps({**before, "date": "2001-01-01"}))
+    explorer = Explorer(Run(folder))
+    (folder / "environment.json").write_text(json.dumps(before))
+    other = explorer.current()
+    assert other is not explorer and other.mark != explorer.mark
+
+
+def test_a_run_that_is_continued_stays_the_one_it_was(tmp_path):
+    folder = make_run(tmp_path / "run", arrays(tmp_path / "p.npz"))
+    explorer = Explorer(Run(folder))
+    mark = explorer.state()["mark"]
+    about = json.loads((folder / "environment.json").read_text())
+    Journal.begin(folder, Run(folder).config, extra={"steps": 40, "source": about["source"]})
+    log(folder, 30, loss=0.5)
+    here = json.loads((folder / "environment.json").read_text())
+    (folder / "environment.json").write_text(json.dumps({**here, "date": "2999-01-01"}))
+    assert len(here["earlier"]) == 1
+    assert explorer.current() is explorer and explorer.state()["mark"] == mark
+    assert Explorer(Run(folder)).mark == mark and explorer.state()["done"] == 3
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_ends(tmp_path):
@@ -539,6 +581,16 @@ def test_thumbnails_are_kept_by_the_browser(port):
     assert (again.status, again.body) == (304, b"")
 
 
+def test_other_pictures_of_the_same_names_have_other_addresses(tmp_path, make_pictures):
+    root = make_pictures(tmp_path / "photos", {"a": 4, "b": 4}, size=(16, 16))
+    folder = make_run(tmp_path / "run", root, held_out="none")
+    mark = Explorer(Run(folder)).mark
+    assert Explorer(Run(folder)).mark == mark
+    make_pictures(root, {"a": 4, "b": 4}, size=(16, 16), seed=1)
+    other = Explorer(Run(folder))
+    assert other.lacking == "" and other.mark != mark
+
+
 @pytest.mark.parametrize("side", ["0", "100", "4096", "x", "-64", "1e3", "²", ""])
 def test_only_known_sides_are_drawn(port, side):
     assert get(port, f"/thumb/train/5?side={quote(side)}").status == 400
@@ -570,6 +622,22 @@ def test_an_unreadable_picture_says_why(tmp_path, make_pictures):
         assert told.status == 404 and "001.jpg" in told.error
         assert get(port, "/thumb/train/2").headers["Content-Type"] == "image/png"
         assert post(port, "/api/search?epoch=0&of=train&index=1").status == 404
+
+
+def test_names_that_are_no_text_are_told_all_the_same(tmp_path, make_pictures):
+    odd, root = os.fsdecode(b"caf\xe9"), tmp_path / "photos"
+    try:
+        make_pictures(root, {odd: 6, "plain": 6}, size=(16, 16))
+    except OSError:
+        pytest.skip("this file system takes only names that are text")
+    folder = make_run(tmp_path / "run", root, held_out="none", epochs=(0,))
+    with served(explore.build(Explorer(Run(folder)))[0]) as port:
+        assert get(port, "/api/probe").json["titles"][0] == f"{odd}/000.jpg"
+        assert get(port, "/api/colours?by=label&epoch=0").json["names"] == [odd, "plain"]
+        for path in ("/api/run", "/api/point/0", "/api/clean?epoch=0", "/thumb/train/0"):
+            assert get(port, path).status == 200, path
+        (root / odd / "001.jpg").write_bytes(b"not a picture")
+        assert odd in get(port, "/thumb/train/1").error
 
 
 # Searching
@@ -812,6 +880,51 @@ def test_work_is_done_once_tells_its_progress_and_can_be_stopped():
     assert patiently(lambda: work.ask("other", "title", make)) == "done" and len(made) == 3
 
 
+def test_of_what_waits_for_its_turn_only_the_last_is_made(monkeypatch):
+    monkeypatch.setattr("meanshift.explore.work._LATELY", 0.0)
+    work, made = Work(patience=0.05), []
+    begun, go, others = threading.Event(), threading.Event(), set(threading.enumerate())
+
+    def make(name):
+        def do(_):
+            made.append(name)
+            begun.set()
+            return go.wait(10) and name
+
+        return do
+
+    for name in ("first", "second", "third", "last"):
+        with pytest.raises(Pending):
+            work.ask(name, name, make(name))
+        assert begun.wait(10)
+    go.set()
+    assert patiently(lambda: work.ask("last", "last", make("last"))) == "last"
+    for thread in set(threading.enumerate()) - others:
+        thread.join(10)
+    assert made == ["first", "last"]
+
+
+def test_who_waits_for_work_that_is_stopped_is_told_so(tmp_path, monkeypatch):
+    explorer = Explorer(Run(make_run(tmp_path / "run", arrays(tmp_path / "p.npz", count=600))))
+    explorer.searcher.work = Work(patience=20.0)
+    begun, go, gather = threading.Event(), threading.Event(), type(explorer.run.source).gather
+
+    def slowly(self, indices):
+        begun.set()
+        go.wait(10)
+        return gather(self, indices)
+
+    monkeypatch.setattr(type(explorer.run.source), "gather", slowly)
+    told = []
+    with served(explore.build(explorer)[0]) as port:
+        ask = threading.Thread(target=lambda: told.append(get(port, "/api/ready?in=train&epoch=0")))
+        ask.start()
+        assert begun.wait(10) and post(port, "/api/stop").status == 200
+        go.set()
+        ask.join(10)
+    assert told[0].status == 409 and told[0].error == "stopped"
+
+
 def test_work_that_failed_is_tried_again():
     work, tries = Work(), []
 
@@ -859,10 +972,12 @@ def read_metadata(tmp_path, text, titles=TITLES):
 
 
 def test_metadata_by_path_or_by_a_name_that_only_one_has(tmp_path):
-    told = read_metadata(
-        tmp_path,
-        '\ufeffsite,file,age\n"B, east",a/1.jpg,3\nB,2.jpg,nan\nC,3.jpg,7.5\n\nD,1.jpg,9\nE,no,1\n',
-    )
+    with pytest.warns(UserWarning, match=r"2 of its files are not among.*'1\.jpg'"):
+        told = read_metadata(
+            tmp_path,
+            '\ufeffsite,file,age\n"B, east",a/1.jpg,3\nB,2.jpg,nan\nC,3.jpg,7.5\n\n'
+            "D,1.jpg,9\nE,no,1\n",
+        )
     assert told.columns == ["site", "age"]
     assert told.row(0) == {"site": "B, east", "age": "3"} and told.row(2) == {}  # 1.jpg is two
     age = told.colours("age", [0, 1, 2, 3])
@@ -903,8 +1018,40 @@ def test_metadata_colours_the_map_and_stands_beside_a_picture(tmp_path, run):
         assert told["values"] == list(range(60)) and told["high"] == 59
         assert get(port, "/api/colours?epoch=2&by=" + quote("==x")).json["names"] == ["0a", "1a"]
         assert get(port, "/api/point/7").json["metadata"] == {"weight": "7", "=x": "1a"}
-    with pytest.raises(ValueError, match=r"missing\.csv: not a readable CSV"):
+    with pytest.raises(ValueError, match=r"missing\.csv: not found"):
         Explorer(Run(run), metadata=tmp_path / "missing.csv")
+
+
+def test_a_run_continued_with_a_harmless_change_stays_the_one_it_was(tmp_path):
+    folder = make_run(tmp_path / "run", arrays(tmp_path / "p.npz"))
+    explorer = Explorer(Run(folder))
+    Journal.begin(folder, Run(folder).config.with_overrides({"data.workers": 3}), extra={})
+    assert explorer.current() is explorer and Explorer(Run(folder)).mark == explorer.mark
+
+
+def test_a_run_folder_whose_name_is_no_text_can_be_explored(tmp_path):
+    folder = make_run(tmp_path / os.fsdecode(b"caf\xe9"), arrays(tmp_path / "p.npz"))
+    assert Explorer(Run(folder)).mark
+
+
+def test_ids_of_the_live_page_stand_once():
+    text = (resources.files("meanshift") / "assets/explore.html").read_text()
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(ids) > 20 and len(ids) == len(set(ids))
+
+
+def test_a_probe_without_a_label_offers_no_colours_by_label(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 16, 16, 3), dtype=np.uint8)
+    np.savez(tmp_path / "p.npz", x_train=pixels, y_train=np.where(np.arange(60) < 40, -1, 0))
+    folder = make_run(tmp_path / "run", tmp_path / "p.npz", probe=30, held_out="none")
+    assert Explorer(Run(folder)).state()["labelled"] is False
+
+
+def test_a_stray_number_is_no_epoch(tmp_path):
+    folder = make_run(tmp_path / "run", arrays(tmp_path / "p.npz"))
+    for name in ("7.pt", "epoch-12.pt"):
+        shutil.copy(folder / "snapshots/epoch-0000.pt", folder / "snapshots" / name)
+    assert Run(folder).epochs == [0, 2]
 
 
 # Size

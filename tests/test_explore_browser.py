@@ -18,8 +18,10 @@ WIDE, PHONE = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
 
 
 @pytest.fixture
-def run(tmp_path):
-    folder = make_run(tmp_path / "run", arrays(tmp_path / "pictures.npz"), epochs=(0, 2))
+def run(tmp_path, request):
+    count = getattr(request, "param", 60)
+    source = arrays(tmp_path / "pictures.npz", count=count)
+    folder = make_run(tmp_path / "run", source, epochs=(0, 2), probe=count)
     for step in (5, 10, 20):
         log(folder, step, loss=1 / step, agreement=0.5, pictures_per_second=100.0)
     return folder
@@ -156,6 +158,22 @@ def test_colours_by_label_purity_and_cluster(visit):
     assert len(seen) == 4
 
 
+def test_the_colour_chosen_last_stays(visit):
+    page = visit()
+    wait_for_map(page)
+    held = []
+    page.route("**/api/colours?by=purity*", lambda route: held.append(route))
+    page.select_option("#colour", "purity")
+    page.select_option("#colour", "cluster")
+    page.wait_for_selector("text=cluster 3")
+    with page.expect_response("**/api/colours?by=purity*") as late:
+        held[0].continue_()
+    late.value.finished()
+    page.wait_for_timeout(100)
+    assert page.locator(".scale").count() == 0
+    assert "cluster 3" in page.inner_text("#legend")
+
+
 def test_an_uploaded_picture_finds_itself_first(visit, run):
     page = visit(hash="#search")
     page.wait_for_selector("#search-epoch option >> nth=1", state="attached")
@@ -275,6 +293,22 @@ def test_a_new_snapshot_and_a_collapse_appear_while_the_page_is_open(visit, run)
     page.click("#tab-curves")
     assert page.locator(".curve").count() == 3 and page.locator(".curve .mark").count() == 3
     assert "lost their variety" in page.inner_text("#warnings")
+
+
+@pytest.mark.parametrize("run", [100], indirect=True)
+def test_a_new_snapshot_leaves_the_list_that_is_being_cleaned(visit, run):
+    page = visit()
+    page.click("#tab-clean")
+    page.wait_for_selector(".card >> nth=59")
+    before = sources(page, "#cards img")
+    add_snapshot(run, 4)
+    expect(page.locator("#clean-epoch option")).to_have_count(3)
+    until(page, "() => !state.stale")
+    assert page.locator("#clean-epoch").input_value() == "2"
+    page.click("#more")
+    expect(page.locator("#clean-status")).to_have_text("100 of 100 pictures")
+    shown = sources(page, "#cards img")
+    assert shown[:60] == before and len(set(shown)) == len(shown) == 100
 
 
 def test_a_run_without_snapshots_waits_for_the_first(visit, run):

@@ -35,6 +35,7 @@ from meanshift.figures import (
 from meanshift.journal import Journal
 from meanshift.keyed import ONLINE, TARGET
 from meanshift.run import Lacking, Run, differing, open_runs
+from meanshift.views import draw_again
 
 SIDE, CLASSES = 16, 3
 COLOURS = [(30 + 20 * (i % 10), 25 * (i // 10), 255 - 20 * (i % 7)) for i in range(60)]
@@ -309,6 +310,18 @@ def test_views_of_large_pictures_of_any_shape_keep_their_shape(make, make_pictur
     for patch in drawing.figure.axes[0].patches:
         assert patch.get_x() >= 0 and patch.get_x() + patch.get_width() <= 128 + 1e-3
         assert patch.get_y() % 136 >= 32 - 1e-3
+
+
+def test_views_drawn_again_keep_whole_pictures_only_when_wished_for(make_pictures, tmp_path):
+    source = open_source(str(make_pictures(tmp_path / "photos", {"": 5}, size=(40, 56))))["train"]
+    ids, two_views = torch.tensor([3, 0, 4]), TwoViews(BASE.views, BASE.train.seed, SIDE)
+    pictures = [source.read(index) for index in ids.tolist()]
+    truth = two_views.finish(two_views.crop(pictures, 2, ids), 2, ids)
+    for keep in (False, True):
+        drawn = draw_again(source, ids, epoch=2, config=BASE, keep=keep)
+        assert len(drawn.pictures) == (3 if keep else 0)
+        assert drawn.ids.tolist() == [3, 0, 4] and drawn.sizes.tolist() == [[40, 56]] * 3
+        assert torch.equal(drawn.target, truth[0]) and torch.equal(drawn.online, truth[1])
 
 
 def test_views_count_epochs_as_people_do(make):
@@ -589,6 +602,15 @@ def test_tsne_without_labels_is_coloured_by_cluster(make, tmp_path):
     assert len(pairs) == 10, "a colour a group"
 
 
+def test_tsne_of_a_probe_without_a_label_is_coloured_by_cluster(make, tmp_path):
+    pixels, labels = np.zeros((60, SIDE, SIDE, 3), np.uint8), np.where(np.arange(60) < 40, -1, 0)
+    np.savez(tmp_path / "few.npz", x_train=pixels, y_train=labels)
+    moments = {4: random_features(0, count=40)}
+    run = Run(make(moments=moments, data__source=str(tmp_path / "few.npz")))
+    assert run.source.labelled
+    assert "coloured by cluster" in tsne.draw([run], Choices()).text
+
+
 # Cost
 
 
@@ -677,12 +699,16 @@ def test_pictures_that_are_gone_or_others_are_asked_for(make, solid, tmp_path):
     assert not any(o.lacks for o in draw_figures([Run(folder)], tmp_path, names=needy))
     solid.rename(tmp_path / "moved.npz")
     for outcome in draw_figures([Run(folder)], tmp_path, names=needy):
-        assert re.search(r"cannot be found.*--data SOURCE", outcome.lacks), outcome
+        if outcome.name == "tsne":  # features are enough for a map of clusters
+            assert outcome.files
+        else:
+            assert re.search(r"cannot be found.*--data SOURCE", outcome.lacks), outcome
     moved = Run(folder, data=str(tmp_path / "moved.npz"))
     assert not any(o.lacks for o in draw_figures([moved], tmp_path, names=needy))
     np.savez(solid, x_train=np.zeros((70, SIDE, SIDE, 3), np.uint8))
     for outcome in draw_figures([Run(folder)], tmp_path, names=needy):
-        assert re.search(r"other pictures than the 70.*--data SOURCE", outcome.lacks), outcome
+        if outcome.name != "tsne":
+            assert re.search(r"other pictures than the 70.*--data SOURCE", outcome.lacks), outcome
     (folder / "environment.json").unlink()  # of an older program: too few can still be told
     np.savez(solid, x_train=np.zeros((59, SIDE, SIDE, 3), np.uint8))
     with pytest.raises(Lacking, match="other pictures than the 59"):
@@ -709,6 +735,36 @@ def test_an_epoch_without_a_snapshot_is_named(make):
         assert titles(tsne.draw([run], Choices(epochs=(4,)))) == ["epoch 4"]
         with pytest.raises(Lacking, match=r"epoch 3; there are 0, 4"):
             figure.draw([run], Choices(epochs=(3,)))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "stray", "no numbers"])
+def test_a_damaged_snapshot_is_named_and_spoils_no_other_figure(make, call, damage):
+    folder = make(lines=told(loss=lambda e: 1 / e), moments={0: random_features(0)})
+    name = damage_snapshot(folder, damage)
+    code, _, err = call("figures", folder, "--only", "neighbours", "curves")
+    assert code == 0 and (folder / "figures/curves.png").exists()
+    assert (name in err) == (damage != "stray")
+
+
+def damage_snapshot(folder, damage):
+    """Leaves a snapshot as a full disk, a person or a diverged run would; its file's name."""
+    if damage == "no numbers":
+        add_moment(folder, 4, torch.full((60, 8), torch.nan))
+        return "epoch-0004.pt"
+    name = "epoch-best.pt" if damage == "stray" else "epoch-0004.pt"
+    whole = (folder / "snapshots/epoch-0000.pt").read_bytes()
+    (folder / "snapshots" / name).write_bytes(whole[: len(whole) // 2])
+    return name
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--rows", "-1"), ("--columns", "-2"), ("--seed", "1" * 23)]
+)
+def test_a_senseless_number_is_refused_by_its_flag(make, call, flag, value):
+    folder = make(moments={4: random_features(0)})
+    code, out, err = call("figures", folder, "--only", "neighbours", "views", flag, value)
+    assert (code, out) == (2, "")
+    assert f"{flag}: got {value}, need" in err and "Traceback" not in err
 
 
 # Files

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meanshift.config import Config
-from meanshift.journal import Journal, write_atomically
+from meanshift.journal import Journal, Tail, write_atomically
 
 
 def begin(folder, **settings):
@@ -112,6 +112,16 @@ def test_a_half_written_last_line_is_ignored(tmp_path):
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "lo')
     assert [record["step"] for record in journal.read("metrics.jsonl")] == [1, 2]
+
+
+@pytest.mark.parametrize("more", [[], [{"step": 3}]])
+def test_a_tail_reads_a_file_that_took_the_place_of_another_anew(tmp_path, more):
+    path = tmp_path / "metrics.jsonl"
+    old, new = [{"step": 1}, {"step": 2}], [{"step": 1}, {"step": 9}, *more]
+    tail = Tail(path)
+    for records in (old, new):
+        write_atomically(path, "".join(json.dumps(record) + "\n" for record in records))
+        assert tail.read() == records
 
 
 def test_rewind_drops_what_came_after_the_step(tmp_path):

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from meanshift import MeanShift
+from meanshift.tally import Tally
 
 DIM, BATCH, BANK, K = 6, 8, 32, 4
 
@@ -158,6 +159,17 @@ def test_purity_counts_labelled_queries_only():
     told = method(*views(0)[:2], labels=labels)
     assert 0.7 < float(told.purity) <= 1
     assert method(*views(0)[:2], labels=torch.full((BATCH,), -1)).purity.isnan()
+
+
+def test_steps_without_a_labelled_picture_do_not_lower_the_mean_purity():
+    method = MeanShift(network(), DIM, k=3, bank_size=BATCH, search_filled_only=True)
+    tally, unknown = Tally(), torch.full((BATCH,), -1)
+    for labels in (unknown, torch.zeros(BATCH, dtype=torch.int64), unknown):
+        tally.add(method(*views(0)[:2], labels=labels))
+    means = tally.means()
+    assert means["purity"] == 1 and means["loss"] > 0
+    tally.add(method(*views(0)[:2], labels=unknown))
+    assert set(tally.means()) == {"loss", "agreement"}
 
 
 def test_same_image_is_found_when_kept_and_never_when_skipped():

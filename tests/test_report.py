@@ -1,7 +1,9 @@
 """The report: one file that needs nothing else, says what is true, and works in a real browser."""
 
 import colorsys
+import html
 import json
+import os
 import re
 import shlex
 import shutil
@@ -18,9 +20,10 @@ from PIL import Image
 from meanshift import checkpoint
 from meanshift.config import Config
 from meanshift.journal import Journal
+from meanshift.look import thinned
 from meanshift.recipes import command_for, recipe
 from meanshift.report import write_report
-from meanshift.run import Run, open_runs, thinned
+from meanshift.run import Run, open_runs
 
 SETTINGS = {
     "data.image_size": 16, "encoder.name": "resnet10", "encoder.width": 0.125,
@@ -175,6 +178,12 @@ def test_several_runs_stand_side_by_side_with_what_differs(made):
     assert len(drawn(both)["sheets"]) == len(set(sheets)) == 1  # the same probe is kept once
 
 
+def test_two_runs_share_no_id(made):
+    both = write_report(open_runs([made / "one", made / "two"]), made / "ids.html")
+    ids = [a["id"] for _, a in Elements(both.read_text()).found if "id" in a]
+    assert ids and len(ids) == len(set(ids))
+
+
 def test_the_commands_it_shows_make_the_same_run(made, page):
     from meanshift.cli import _parser
     from meanshift.cli.settings import configure
@@ -217,7 +226,7 @@ def test_curves_hold_what_the_metrics_hold(made, page):
     epochs, loss = run.series("loss")
     assert curves["Loss"]["x"] == pytest.approx(epochs, abs=1e-3)
     assert curves["Loss"]["y"] == pytest.approx(loss, rel=1e-4)
-    assert curves["20-NN while training, %"]["x"] == [1, 2, 3]
+    assert curves["20-NN while training, %"]["x"] == [0, 1, 2, 3]
 
 
 def test_a_long_curve_is_thinned_by_means_and_keeps_its_ends():
@@ -310,6 +319,49 @@ def test_warnings_stand_where_they_are_seen(tmp_path, make_pictures):
     assert drawn(page)["curves"][0]["marks"] == [{"x": 2.0, "text": "collapse"}]
 
 
+def test_the_same_view_twice_is_called_what_it_is(tmp_path, make_pictures):
+    photos = make_pictures(tmp_path / "flat", {"": 12}, size=(20, 30))
+    bare_run(tmp_path / "run", photos, size=12, overrides={"views.same_view": True})
+    text = html.unescape(words(write_report([Run(tmp_path / "run")], tmp_path / "page.html")))
+    assert "the target's view (strong)" in text and "the online view (strong, the same)" in text
+
+
+@pytest.mark.parametrize("known", ["one cluster", "no picture of the probe"])
+def test_few_labels_are_enough_for_a_page(tmp_path, known):
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 16, 16, 3), dtype=np.uint8)
+    labels = np.full(30, -1)
+    labels[slice(0, 5) if known == "one cluster" else slice(20, 30)] = 0
+    np.savez(tmp_path / "few.npz", x_train=pixels, y_train=labels)
+    held_out = {"data.held_out": "none"}
+    journal = bare_run(tmp_path / "run", tmp_path / "few.npz", size=20, overrides=held_out)
+    titles = np.array([f"#{i}" for i in range(30)])
+    np.savez(journal.results / "cluster.npz", assigned=np.arange(30) // 10, picture=titles)
+    page = write_report([Run(journal.folder)], tmp_path / "page.html")
+    assert drawn(page)["runs"][0]["by"] == ("label" if known == "one cluster" else "cluster")
+    told = [image["alt"] for image in Elements(page.read_text()).all("img")]
+    common = ["50%", "", ""] if known == "one cluster" else ["", "", "100%"]
+    assert [f"10 pictures, {share} 0" if share else "10 pictures" for share in common] == told[:3]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "stray", "no numbers"])
+def test_a_damaged_snapshot_is_named_and_the_rest_is_shown(tmp_path, make_pictures, damage):
+    photos = make_pictures(tmp_path / "flat", {"": 12}, size=(20, 30))
+    journal = bare_run(tmp_path / "run", photos, size=12, epochs=(0, 1))
+    journal.append("metrics.jsonl", {"kind": "train", "step": 20, "epoch": 2, "loss": 0.5})
+    last = journal.snapshots / "epoch-0001.pt"
+    if damage == "no numbers":
+        state = checkpoint.read(last)
+        checkpoint.write(last, {**state, "features": state["features"] * torch.nan})
+    else:
+        last.write_bytes(last.read_bytes()[:1000])
+    if damage == "stray":
+        last = last.rename(journal.snapshots / "epoch-best.pt")
+    page = write_report([Run(journal.folder)], tmp_path / "page.html")
+    assert drawn(page)["curves"] and "30 x 20 pixels" in words(page)
+    assert (str(last) in words(page)) == (damage != "stray")
+    assert drawn(page)["runs"][0].get("epochs") == ([0] if damage == "stray" else None)
+
+
 def test_a_damaged_result_does_not_spoil_the_page(made, tmp_path):
     shutil.copytree(made / "one", tmp_path / "run")
     (tmp_path / "run/results/linear.json").write_text("{")
@@ -323,7 +375,8 @@ def test_names_cannot_become_code(tmp_path, opened):
     for index in range(12):
         folder = tmp_path / "data" / (evil.replace("/", "\u2215") if index % 2 else "b<i>")
         folder.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (16, 16), (index * 20, 0, 0)).save(folder / f"{index}<u>'\".png")
+        name = f"{index}<!--<script>.png" if index < 6 else f"{index}<u>'\".png"
+        Image.new("RGB", (16, 16), (index * 20, 0, 0)).save(folder / name)
     journal = bare_run(tmp_path / "a<script>alert(2)<", tmp_path / "data", size=12, epochs=(0, 1))
     journal.warn(1, "collapse", evil)
     journal.save_result(
@@ -333,6 +386,22 @@ def test_names_cannot_become_code(tmp_path, opened):
     tab = opened(page)
     assert tab.locator("h1").inner_text() == "a<script>alert(2)<"
     assert "onerror" in tab.locator("[role=alert]").inner_text()
+    assert tab.locator(".neighbours .thumb").count() > 0
+
+
+def test_names_that_are_no_text_are_shown_all_the_same(tmp_path, opened):
+    odd = os.fsdecode(b"caf\xe9")
+    for index in range(12):
+        folder = tmp_path / "data" / (odd if index % 2 else "plain")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            pytest.skip("this file system takes only names that are text")
+        Image.new("RGB", (16, 16), (index * 20, 0, 0)).save(folder / f"{odd} {index}.png")
+    journal = bare_run(tmp_path / "run", tmp_path / "data", size=8, epochs=(0, 1))
+    tab = opened(write_report([Run(journal.folder)], tmp_path / "page.html"))
+    assert tab.locator(".neighbours .thumb").count() > 0
+    assert "caf" in tab.locator(".neighbours .thumb").first.get_attribute("aria-label")
 
 
 def test_the_page_of_a_thousand_pictures_stays_small(tmp_path):
@@ -373,6 +442,16 @@ def test_the_slider_changes_the_neighbours(page, opened):
     assert shown["titles"][shown["near"][0][shown["queries"][0]][0]] in cell.get_attribute(
         "aria-label"
     )
+
+
+def test_a_step_of_the_slider_carries_no_pictures(page, opened):
+    tab = opened(page)
+    tab.get_by_label("Epoch", exact=True).focus()
+    tab.keyboard.press("ArrowLeft")
+    cells = tab.locator(".neighbours .thumb")
+    seen = "all => all.map(one => getComputedStyle(one).backgroundImage.slice(0, 16))"
+    assert set(cells.evaluate_all(seen)) == {'url("data:image/'}
+    assert tab.locator("[style*='data:image']").count() == 0
 
 
 def test_thumbs_show_the_pictures_they_name(made, page, opened):
@@ -437,6 +516,25 @@ def test_a_curve_tells_its_values_under_the_pointer_and_the_arrows(page, opened)
     assert readout.inner_text().startswith(f"epoch {round(loss['x'][0], 2):g}")
 
 
+def test_a_curve_that_grows_keeps_the_epoch_that_is_read(page, opened):
+    read = """([before, after]) => {
+      const series = y => [{name: "", x: y.map((_, i) => i + 1), y, colour: "red"}];
+      const box = document.createElement("div");
+      document.body.append(box);
+      const chart = meanshiftCurves(box, {title: "Loss", series: series(before)});
+      const told = () => box.querySelector("output").textContent, seen = [told()];
+      const press = new KeyboardEvent("keydown", {key: "ArrowLeft"});
+      box.querySelector("svg").dispatchEvent(press);
+      seen.push(told());
+      chart.update({series: series(after)});
+      seen.push(told());
+      box.querySelector("svg").dispatchEvent(new Event("blur"));
+      return [...seen, told()];
+    }"""
+    seen = opened(page).evaluate(read, [[5, 4, 3], [5, 4, 3, 2]])
+    assert seen == ["3.00", "epoch 2: 4.00", "epoch 2: 4.00", "2.00"]
+
+
 def test_play_walks_through_the_epochs(page, opened):
     from playwright.sync_api import expect
 
@@ -483,6 +581,16 @@ def test_the_button_switches_light_and_dark(page, opened):
     light = tab.evaluate(paper)
     tab.get_by_role("button", name="Switch between light and dark").click()
     assert luminance(tab.evaluate(paper)) < 0.1 < luminance(light)
+
+
+def test_paper_is_white_after_the_dark_button(page, opened):
+    tab = opened(page, color_scheme="light")
+    tab.get_by_role("button", name="Switch between light and dark").click()
+    tab.emulate_media(media="print")
+    seen = "[document.body, document.querySelector('.panel')].map(one => getComputedStyle(one))"
+    back = tab.evaluate(f"{seen}.map(style => style.backgroundColor)")
+    front = tab.evaluate(f"{seen}.map(style => style.color)")
+    assert [back, front] == [["rgb(255, 255, 255)"] * 2, ["rgb(0, 0, 0)"] * 2]
 
 
 def test_on_paper_the_closed_parts_are_open(page, opened):

@@ -106,7 +106,7 @@ function showRun() {
     `${run.training ? "training" : `no news for ${run.quiet === null ? "ever" : span(run.quiet)}: stopped? The command that began it continues it`} · epoch ${done.toFixed(1)} of ${run.total}` +
     (run.training && run.left ? ` · about ${span(run.left)} left` : "");
   const words = ended ? "finished" : run.training ? "training" : "not training now";
-  if ($("said").textContent !== words) $("said").textContent = words;  // said once, not at every look
+  if ($("now").textContent !== words) $("now").textContent = words;  // said once, not at every look
   const alarm = run.warnings.filter(warning => warning.kind === "collapse").pop();
   banner("collapse", alarm ? `After ${alarm.epoch.toFixed(1)} epochs: ${alarm.message}` : "");
   banner("lacking", run.lacking, "note");
@@ -132,7 +132,9 @@ async function newEpochs() {
     select.replaceChildren(...epochs.map(one => h("option", {value: one}, one)));
   }
   const moved = epoch !== state.epoch;
+  const following = state.follow;
   setEpoch(epoch);
+  state.follow = following;  // a list that holds its epoch does not end the following
   if (moved || state.colours === null) await recolour();
   await drawMap();
   if (state.chosen !== null) await pick(state.chosen);

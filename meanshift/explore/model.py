@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class Explorer:
         except Lacking as error:  # the map and the curves can still be looked at
             self.lacking = str(error)
         marks = " ".join([run.identity, *(source.contents() for source in self.sources.values())])
-        self.mark = hashlib.sha256(marks.encode()).hexdigest()[:12]
+        self.mark = hashlib.sha256(os.fsencode(marks)).hexdigest()[:12]
         self.metadata = None
         if metadata is not None:
             self._source("train")  # says what is missing
@@ -72,7 +73,7 @@ class Explorer:
                 {"name": name, "title": _TITLES[name], "count": len(source)}
                 for name, source in self.sources.items()
             ],
-            "labelled": not self.lacking and self.run.source.labelled,
+            "labelled": self._labelled(),
             "columns": [] if self.metadata is None else self.metadata.columns,
             "lacking": self.lacking,
             "mark": self.mark,
@@ -111,6 +112,12 @@ class Explorer:
 
     def _labels(self) -> Int[Tensor, " n"] | None:
         return None if self.lacking else self.run.labels
+
+    def _labelled(self) -> bool:
+        try:
+            return self._labels() is not None
+        except Lacking:  # a snapshot that cannot be read
+            return False
 
     def _title(self, part: str, index: int) -> str:
         return self.sources[part].title(index) if part in self.sources else f"#{index}"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Hashable
 from typing import Any
 
 THREAD = "meanshift work"
+_LATELY = 3.0  # seconds; a page that waits asks twice a second
 Told = Callable[[int, int], None]
 """Called by work with (done, total); it raises `Stopped` where the work is no longer wanted."""
 
@@ -27,8 +29,13 @@ class _Piece:
     def __init__(self, title: str) -> None:
         self.title, self.done, self.total = title, 0, 0
         self.ended, self.unwanted, self.begun = threading.Event(), False, False
+        self.asked = 0.0
         self.result: Any = None
         self.error: Exception | None = None
+
+    def forgotten(self) -> bool:
+        """Whether it waits for its turn, and nobody has asked for it lately."""
+        return not self.begun and time.monotonic() - self.asked > _LATELY
 
     def told(self, done: int, total: int) -> None:
         if self.unwanted:
@@ -53,12 +60,13 @@ class Work:
         with self._lock:
             piece = self._pieces.pop(key, None)
             if piece is None:
-                for old in [k for k, held in self._pieces.items() if not held.begun]:
-                    self._pieces.pop(old).unwanted = True  # nobody waits for it any more
+                for old in [k for k, held in self._pieces.items() if held.forgotten()]:
+                    self._pieces.pop(old).unwanted = True
                 piece = _Piece(title)
                 threading.Thread(
                     target=self._do, args=(piece, make), name=THREAD, daemon=True
                 ).start()
+            piece.asked = time.monotonic()
             self._pieces[key] = piece  # at the end: asked for last
             ended = [k for k, held in self._pieces.items() if held.ended.is_set() and k != key]
             for old in ended[: max(0, len(ended) - self._keep + 1)]:

@@ -40,7 +40,7 @@ def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
     for row, told in enumerate(words):
         y = row * (side * scale + gap) + side * scale / 2
         axes.text(-10, y, told, ha="right", va="center", size=7.5, color=look.QUIET)
-    text = f"{look.short(run.name)}: random pictures of {len(chosen)} clusters of {run.name}, one a row: "
+    text = f"Random pictures of {len(chosen)} clusters of {run.name}, one a row: "
     return Drawing(figure, "Clusters", text + "; ".join(w.replace("\n", ", ") for w in words) + ".")
 
 
