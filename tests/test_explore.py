@@ -1054,6 +1054,21 @@ def test_a_stray_number_is_no_epoch(tmp_path):
     assert Run(folder).epochs == [0, 2]
 
 
+def test_a_training_that_died_is_not_said_to_train(tmp_path):
+    folder = make_run(tmp_path / "run", arrays(tmp_path / "p.npz"))
+    for step in range(1, 5):
+        line = {"kind": "train", "step": step, "epoch": 1, "loss": 1.0, "seconds": 5.0 * step}
+        Journal(folder).append("metrics.jsonl", {**line, "pictures_per_second": 100.0})
+    explorer = Explorer(Run(folder))
+    assert explorer.state()["training"] is True
+    before = explorer.live.version()
+    long_ago = time.time() - 120  # lines came every 5 seconds
+    os.utime(folder / "metrics.jsonl", (long_ago, long_ago))
+    told = explorer.state()
+    assert told["training"] is False and 119 < told["quiet"] < 200
+    assert explorer.live.version() != before
+
+
 # Size
 
 

@@ -603,3 +603,69 @@ def test_on_paper_the_closed_parts_are_open(page, opened):
     assert not tab.locator("nav").is_visible() and not tab.locator("#slider").is_visible()
     tab.evaluate("dispatchEvent(new Event('afterprint'))")
     assert tab.locator("details[open]").count() == 0
+
+
+# Runs as they are read
+
+
+def test_the_monitor_looks_before_the_first_step_and_the_page_shows_it(made, page):
+    first = Run(made / "one").records("monitor")[0]
+    assert (first["step"], first["epoch"]) == (0, 0) and first["20-NN"] > 0
+    assert "at epoch 0" in words(page) or "epoch 0</small>" in words(page)
+
+
+def test_unreadable_pictures_have_no_row_in_a_snapshot(tmp_path, capsys):
+    from meanshift.cli import main
+
+    photos = paint(tmp_path / "photos", 16)
+    (photos / "ant" / "000.png").write_bytes(b"no picture")
+    flags = [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
+    flags += ["--data.held_out", "none", "--data.bad_share", "0.1", "--train.probe_size", "1000"]
+    command = ["pretrain", "small", "--data", str(photos), "--out", str(tmp_path / "run")]
+    assert main([*command, *flags, "--train.epochs", "1"]) == 0
+    assert "grey" not in capsys.readouterr().err  # it is warned of once, as what it is
+    run = Run(tmp_path / "run")
+    readable = [i for i in range(48) if run.source.title(i) != "ant/000.png"]
+    for epoch in run.epochs:
+        assert run.moment(epoch).indices.tolist() == readable
+    text = words(write_report([run], tmp_path / "page.html"))
+    assert "1 picture could not be read" in text and "ant/000.png" in text
+
+
+def test_a_probe_that_lost_a_picture_is_read_by_those_it_kept(tmp_path, make_pictures):
+    photos = make_pictures(tmp_path / "flat", {"": 12})
+    journal = bare_run(tmp_path / "run", photos, size=12, epochs=(0, 1))
+    path = journal.snapshots / "epoch-0001.pt"
+    state = checkpoint.read(path)
+    kept = [0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11]
+    later = {**state, "indices": state["indices"][kept], "features": state["features"][kept]}
+    checkpoint.write(path, later)
+    before, after = (Run(tmp_path / "run").moment(epoch) for epoch in (0, 1))
+    assert before.indices.tolist() == after.indices.tolist() == kept
+    whole = checkpoint.read(journal.snapshots / "epoch-0000.pt")["features"].float()
+    expected = torch.nn.functional.normalize(whole, dim=1)[kept]
+    assert torch.allclose(before.features, expected)
+
+
+def test_folders_that_are_no_runs_are_left_out_of_many_and_a_run_counts_once(made):
+    (made / "figures").mkdir(exist_ok=True)
+    with pytest.warns(UserWarning, match="figures: not a run directory, left out"):
+        runs = open_runs([made / "one", made / "figures", made / "two", made / "one"])
+    assert [run.name for run in runs] == ["one", "two"]
+    with pytest.raises(ValueError, match="not a run directory"):
+        open_runs([made / "figures"])
+    with pytest.raises(ValueError, match="not a run directory"):
+        open_runs([made / "one", made / "missing"])
+
+
+def test_a_folder_in_the_place_of_the_page_is_refused(made, call):
+    code, _, err = call("report", made / "one", "--out", made)
+    assert code == 2 and "is a folder; need a file" in err
+    code, _, err = call("figures", made / "one", "--out", made / "one/config.json")
+    assert code == 2 and "is a file; need a folder" in err
+
+
+def test_gone_pictures_are_told_on_the_terminal_with_where_they_were(made, call, tmp_path):
+    code, _, err = call("report", made / "one", "--data", tmp_path / "x", "--out", tmp_path / "p")
+    assert code == 0 and "cannot be found" in err
+    assert f"in training it was {made / 'photos'}" in err
