@@ -51,7 +51,9 @@ def draw(runs: Sequence[Run], _: Choices) -> Drawing:
         axes, groups = next(places), alike(members)
         axes.set_title(title)
         for group, name in zip(groups, names_by_settings([g[0] for g in groups]), strict=True):
-            told.append(f"{title.lower()}, {_curve(axes, group, look.short(name, 30))}")
+            colour = look.COLOURS[runs.index(group[0]) % len(look.COLOURS)]  # as in the curves
+            curve = _curve(axes, group, look.short(name, 30), colour)
+            told.append(f"{title.lower()}, {curve}")
     if probed is not None:
         axes, (epochs, weak, strong) = next(places), _by_views(probed)
         axes.set_title("Target's purity by weak and strong views")
@@ -69,7 +71,7 @@ def draw(runs: Sequence[Run], _: Choices) -> Drawing:
     return Drawing(figure, "Purity by epoch", text + "; ".join(told) + ".")
 
 
-def _curve(axes: Axes, group: Sequence[Run], name: str) -> str:
+def _curve(axes: Axes, group: Sequence[Run], name: str, colour: str) -> str:
     """A run's line, or the mean of runs that differ in their seeds with a band of one deviation."""
     series = [dict(zip(*run.series("purity"), strict=True)) for run in group]
     if not set.intersection(*map(set, series)):  # logged at other steps, and no epoch is over
@@ -78,12 +80,11 @@ def _curve(axes: Axes, group: Sequence[Run], name: str) -> str:
     values = np.array([[one[epoch] for epoch in epochs] for one in series])
     mean = values.mean(0)
     seeds = f" ({len(series)} seeds)" if len(series) > 1 else ""
-    (line,) = axes.plot(
-        epochs, mean, label=name + seeds, lw=1.3, marker="." if len(epochs) < 30 else ""
-    )
+    marker = "." if len(epochs) < 30 else ""
+    axes.plot(epochs, mean, label=name + seeds, lw=1.3, marker=marker, color=colour)
     if seeds:
         wide = values.std(0, ddof=1)
-        axes.fill_between(epochs, mean - wide, mean + wide, color=line.get_color(), alpha=0.2, lw=0)
+        axes.fill_between(epochs, mean - wide, mean + wide, color=colour, alpha=0.2, lw=0)
     return f"{name}{seeds} {mean[-1]:.1%}"
 
 
