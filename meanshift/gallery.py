@@ -19,8 +19,8 @@ from meanshift import keyed, look
 from meanshift.bank import nearest
 from meanshift.data import Unreadable
 from meanshift.maps import EpochMap, draw_maps
-from meanshift.run import Lacking, Run, square
-from meanshift.views import draw_again, shown
+from meanshift.run import Lacking, Run
+from meanshift.views import draw_again, shown, square
 
 _NEAR = 8  # neighbours in a strip
 
@@ -121,7 +121,7 @@ def clusters(run: Run, *, rows: int = 10, columns: int = 14) -> dict[str, Any]:
                 told += f", {count / len(members):.0%} {run.source.classes[common]}"
         cells = [run.thumbnail(i, side).numpy() for i in some.tolist()]
         made.append({"words": told, "picture": _address(look.mosaic([cells], gap=2))})
-    return {"rows": made, "of": int((sizes > 0).sum())}
+    return {"rows": made, "older": run.older(run.results.get("cluster", {"card": {}}))}
 
 
 def views(run: Run, *, count: int = 8) -> dict[str, Any]:

@@ -121,11 +121,9 @@ def _or_lacking(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 def _summary(run: Run) -> str:
     """What the run is and how far it has come, in a sentence."""
     config, epochs = run.config, run.config.train.epochs
-    views = config.views
-    kind = f"{views.target[0]}/{views.online[0]}" + (", the same view twice" * views.same_view)
     method = "BYOL" if config.method.k == 1 else f"Mean Shift, k {config.method.k}"
     done = run.done
-    told = f"{method}, {kind}, {config.encoder.name}, on {config.data.source}: "
+    told = f"{method}, {run.pair}, {config.encoder.name}, on {config.data.source}: "
     if done >= epochs - 1e-9:
         return told + f"all {epochs} epochs trained."
     return told + f"{done:.1f} of {epochs} epochs so far; what follows is not its end."
@@ -147,7 +145,9 @@ def _verdict(run: Run) -> list[str]:
                 told.append(f"{title} {figures[name]:.1f}")
                 break
     beside = f" ({', '.join(told)})" if told else ""
-    return [f"{name} on {data}: {own[name]:.1f}%{beside}."]
+    older = run.older(results["knn"])
+    when = f", {older}" if older else ""
+    return [f"{name} on {data}: {own[name]:.1f}%{beside}{when}."]
 
 
 def _judge(run: Run) -> str:
@@ -221,6 +221,8 @@ def _tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
             spec = str(card.get("judged"))
             name = next((title for title, at in BASELINES.items() if spec.startswith(at)), name)
             row = {"name": name or run.name, "own": own, "figures": told, "card": _flat(card)}
+            if own and run.older(held):
+                row["name"] = f"{run.name}, {run.older(held)}"
             if name and len(runs) > 1 and not spec.startswith("pixels"):
                 row["name"] = f"{run.name}: {name}"
             table["rows"].append(row)

@@ -6,10 +6,11 @@ import contextlib
 import functools
 import json
 import math
+import re
 import threading
 import warnings
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,13 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 from torch.nn import functional as F
-from torchvision.transforms.v2 import functional as TF
 
 from meanshift import checkpoint
 from meanshift.bank import nearest
 from meanshift.config import HARMLESS, differences, settings
 from meanshift.data import Source, Unreadable, train_and_held_out
 from meanshift.journal import Journal, Tail
+from meanshift.views import square
 
 
 class Lacking(ValueError):
@@ -138,6 +139,13 @@ class Run:
             if isinstance(held, dict) and {"figures", "card"} <= set(held):
                 found[path.stem] = held
         return found
+
+    def older(self, result: Mapping[str, Any]) -> str:
+        """Of weights before the run's newest: after how many steps; nothing where it is current."""
+        found = re.search(r", step (\d+)$", str(result["card"].get("judged")))
+        newest = max((r["step"] for r in self.lines("metrics.jsonl")), default=0)
+        old = found is not None and int(found[1]) < newest
+        return f"judged after step {found[1]} of {newest}" if old and found is not None else ""
 
     # The pictures
 
@@ -275,13 +283,6 @@ class Run:
         if not all(str(title) in place for title in titles):
             raise Lacking(f"{path}: of other pictures than the run's; {type_this}")
         return assigned, torch.tensor([place[str(title)] for title in titles])
-
-
-def square(picture: UInt8[Tensor, "3 height width"], side: int) -> UInt8[Tensor, "side side 3"]:
-    """The centre of a picture at a size."""
-    if tuple(picture.shape[1:]) != (side, side):
-        picture = TF.center_crop(TF.resize(picture, [side], antialias=True), [side, side])
-    return picture.permute(1, 2, 0).contiguous()
 
 
 def open_runs(folders: Sequence[Path | str], *, data: str | None = None) -> list[Run]:

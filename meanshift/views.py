@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
+from torchvision.transforms.v2 import functional as TF
 
 from meanshift import keyed
 from meanshift.augment import DEVIATION, MEAN, Address, TwoViews, draw_boxes
@@ -64,6 +65,13 @@ def shown(view: Float[Tensor, "channels size size"]) -> UInt8[Tensor, "channels 
     """A normalised view as the picture that it is."""
     mean, deviation = (torch.tensor(values)[:, None, None] for values in (MEAN, DEVIATION))
     return ((view.cpu() * deviation + mean).clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def square(picture: UInt8[Tensor, "3 height width"], side: int) -> UInt8[Tensor, "side side 3"]:
+    """The centre of a picture at a size."""
+    if tuple(picture.shape[1:]) != (side, side):
+        picture = TF.center_crop(TF.resize(picture, [side], antialias=True), [side, side])
+    return picture.permute(1, 2, 0).contiguous()
 
 
 def boxes(drawn: Drawn, *, epoch: int, config: Config) -> list[Int[Tensor, "n 4"]]:

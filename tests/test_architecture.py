@@ -45,7 +45,7 @@ NARROWER = {  # the rooms for which the plan allows less than every lower floor
     "checkpoint": "config encoder journal",
     "look": "journal",
     "views": "config keyed data augment",
-    "run": "config data bank checkpoint journal",
+    "run": "config data bank checkpoint journal views",
     "maps": "keyed journal run",
     "figures": "config keyed data augment look views run maps evaluate",
     "gallery": "keyed data augment bank look views run maps evaluate",

@@ -414,6 +414,13 @@ def test_purity_by_k_and_by_views(make):
     by_views = purity.draw(open_runs([folders[0], folders[2]]), Choices())
     assert titles(by_views) == ["Purity by views (target/online)"]
     assert titles(purity.draw(open_runs(folders[1:3]), Choices())) == ["Purity"]
+    # Neither comparison must hold the first run, and a run keeps its colour in every panel.
+    later = [make("lone", lines=pure(0.01), method__k=20), folders[0], folders[2]]
+    drawing = purity.draw(open_runs(later), Choices())
+    assert titles(drawing) == ["Purity by k", "Purity by views (target/online)"]
+    colours = [[line.get_color() for line in axes.lines] for axes in drawing.figure.axes]
+    first, second, third = look.COLOURS[:3]
+    assert colours == [[second, first], [second, third]]
 
 
 def test_purity_of_seeds_is_a_mean_with_a_band(make):

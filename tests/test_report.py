@@ -161,6 +161,18 @@ def test_figures_stand_beside_their_cards(made, page):
     assert result["card"]["weights"] in text and "plain majority" in text
 
 
+def test_a_figure_of_older_weights_says_so(made, tmp_path):
+    shutil.copytree(made / "one", tmp_path / "one")
+    run = Run(tmp_path / "one")
+    assert run.older(run.results["knn"]) == "" == run.older(run.results["cluster"])
+    step = {"kind": "train", "step": 99, "epoch": 9, "loss": 1.0}
+    run.journal.append("metrics.jsonl", step)  # it was continued after it was judged
+    told = run.older(run.results["knn"])
+    assert re.fullmatch(r"judged after step \d+ of 99", told)
+    text = words(write_report([run], tmp_path / "page.html"))
+    assert text.count(told) == 6  # the headline, both tables and their cards, the clusters
+
+
 def test_it_is_made_alike_twice(made, page):
     again = write_report([Run(made / "one")], made / "again.html")
     assert again.read_bytes() == page.read_bytes()

@@ -56,7 +56,8 @@ def _heights(runs: Sequence[Run]) -> tuple[str, dict[Run, float]]:
     for run in runs:
         if run.done < run.config.train.epochs - 0.01:
             continue
-        judged = run.results.get("knn", {}).get("figures", {})
+        result = run.results.get("knn", {"card": {}, "figures": {}})
+        judged = {} if run.older(result) else result["figures"]
         seen = (run.records("monitor") or [{}])[-1]
         for name in ("20-NN", "1-NN"):
             for where, told in (("judged", judged), ("while training", seen)):

@@ -13,8 +13,8 @@ from torchvision.transforms.v2 import functional as TF
 
 from meanshift import keyed, look
 from meanshift.figures import Choices, Drawing
-from meanshift.run import Lacking, Run, square
-from meanshift.views import boxes, draw_again, shown
+from meanshift.run import Lacking, Run
+from meanshift.views import boxes, draw_again, shown, square
 
 _GAP = 8
 
