@@ -71,7 +71,7 @@ def splits(root: Path) -> dict[str, Path]:
 
 
 def _pictures(root: Path) -> list[Path]:
-    found, seen = [], set[str]()
+    found, seen, endings = [], set[str](), tuple(SUFFIXES)
     for folder, subfolders, files in os.walk(root, followlinks=True):
         real = os.path.realpath(folder)
         if real in seen:  # a link that leads back
@@ -79,7 +79,8 @@ def _pictures(root: Path) -> list[Path]:
             continue
         seen.add(real)
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        inside = Path(folder).relative_to(root)  # once a folder: of 100,000 files it would be felt
         for name in files:
-            if Path(name).suffix.lower() in SUFFIXES and not name.startswith("."):
-                found.append((Path(folder) / name).relative_to(root))
+            if name.lower().endswith(endings) and not name.startswith("."):
+                found.append(inside / name)
     return found

@@ -40,7 +40,8 @@ class Explorer:
                 self.sources["held"] = run.held_out
         except Lacking as error:  # the map and the curves can still be looked at
             self.lacking = str(error)
-        marks = " ".join([run.identity, *(source.contents() for source in self.sources.values())])
+        wholes = {id(w): w for s in self.sources.values() for w in [getattr(s, "whole", s)]}
+        marks = " ".join([run.identity, *(whole.contents() for whole in wholes.values())])
         self.mark = hashlib.sha256(os.fsencode(marks)).hexdigest()[:12]
         self.metadata = None
         if metadata is not None:
