@@ -14,9 +14,10 @@ from PIL import Image
 from sklearn.manifold import TSNE, trustworthiness
 from torch.nn import functional as F
 
-from meanshift import bench, checkpoint, figures, look, maps
+from meanshift import checkpoint, figures, look, maps
 from meanshift.augment import DEVIATION, MEAN, Address, TwoViews, draw_boxes
 from meanshift.bank import MemoryBank
+from meanshift.bench.laps import Laps
 from meanshift.config import Config, Data, Encoder, Method, Train
 from meanshift.data import open_source
 from meanshift.figures import (
@@ -638,7 +639,7 @@ def clock(monkeypatch):
         return result
 
     monkeypatch.setattr(MemoryBank, "search", watched)
-    monkeypatch.setattr(bench._Laps, "time", timed)
+    monkeypatch.setattr(Laps, "time", timed)
 
 
 @pytest.mark.usefixtures("clock")

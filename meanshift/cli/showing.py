@@ -20,10 +20,10 @@ def add(command: Command) -> None:
     bench = command("bench", _bench, "the speed figures, as ratios measured in one run")
     bench.add_argument(
         "name",
-        choices=["step", "judge", "cost"],
+        choices=["step", "judge", "cost", "transfer"],
         help="step: a whole step against its two bare encoders; judge: k-NN, k-means and the "
         "cached linear layer against faiss and scikit-learn; cost: the search's share of a step "
-        "by the size of the bank",
+        "by the size of the bank; transfer: the path of 45 penalties against scikit-learn's fits",
     )
     bench.add_argument(
         "folder",
@@ -32,7 +32,7 @@ def add(command: Command) -> None:
         help="cost only: measure with this run's settings and keep the table in its results",
     )
     bench.add_argument(
-        "--rounds", type=int, help="interleaved rounds; the median counts [3, cost: 9]"
+        "--rounds", type=int, help="interleaved rounds; the median counts [3, cost: 9, transfer: 1]"
     )
     add_settings(bench)
 
@@ -44,15 +44,20 @@ def _recipes(_: argparse.Namespace) -> int:
 
 
 def _bench(given: argparse.Namespace) -> int:
-    from meanshift.bench import STEP, bench_cost, bench_judge, bench_step, describe_cost
+    from meanshift.bench.cost import bench_cost, describe_cost
+    from meanshift.bench.judge import bench_judge
+    from meanshift.bench.step import STEP, bench_step
+    from meanshift.bench.transfer import bench_transfer
     from meanshift.journal import Journal
 
     if given.folder is not None and given.name != "cost":
         raise ValueError(f"bench {given.name}: takes no run, got {given.folder}; only cost does")
-    usual = 9 if given.name == "cost" else 3
+    usual = {"cost": 9, "transfer": 1}.get(given.name, 3)
     rounds = usual if given.rounds is None else given.rounds
     if given.name == "judge":
         print(bench_judge(rounds=rounds))
+    elif given.name == "transfer":
+        print(bench_transfer(rounds=rounds))
     elif given.name == "step":
         print(bench_step(configure(given, STEP), rounds=rounds))
     elif given.folder is None:

@@ -1,0 +1,1 @@
+"""The speed figures: ratios of contenders that take turns in one run, never bare seconds."""

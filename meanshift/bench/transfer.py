@@ -1,0 +1,72 @@
+"""The path of 45 penalties against 45 fits of scikit-learn, and whose losses are lower."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from meanshift.bench.laps import Laps
+from meanshift.logistic import PENALTIES, Layer, Problem
+
+
+def bench_transfer(
+    *, rounds: int, pictures: int = 3_000, width: int = 2_048, classes: int = 102
+) -> str:
+    """Features like a network's: not negative, in correlated classes that overlap."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    if rounds < 1:
+        raise ValueError(f"--rounds: got {rounds}, need 1 or more")
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(pictures) % classes
+    hidden = torch.randn(classes, 64, generator=generator)[labels]
+    hidden += 1.5 * torch.randn(pictures, 64, generator=generator)
+    mixed = hidden @ torch.randn(64, width, generator=generator) / 8
+    features = (mixed + 0.5 * torch.randn(pictures, width, generator=generator)).relu() / 2
+    laps, losses = Laps(), dict[str, list[float]]()
+
+    def ours() -> None:
+        path = Problem(features, labels, classes=classes).path()
+        losses["ours"] = [_loss(layer, features, labels) for layer in path]
+
+    def theirs() -> None:
+        losses["theirs"], stopped = [], 0
+        for penalty in PENALTIES:
+            fit = LogisticRegression(C=1 / penalty)
+            with warnings.catch_warnings(record=True) as raised:
+                warnings.simplefilter("always", ConvergenceWarning)
+                fit.fit(features.numpy(), labels.numpy())
+            stopped += bool(raised)
+            weight, bias = (torch.from_numpy(held).float() for held in (fit.coef_, fit.intercept_))
+            layer = Layer(weight, bias, penalty, 0.0, True)
+            losses["theirs"].append(_loss(layer, features, labels))
+        losses["stopped"] = [float(stopped)]
+
+    for _ in range(rounds):
+        laps.time("ours", ours)
+        laps.time("theirs", theirs)
+    took = laps.medians()
+    apart = [one / other - 1 for one, other in zip(losses["ours"], losses["theirs"], strict=True)]
+    return "\n".join(
+        [
+            f"{pictures} x {width} features, {classes} classes, {len(PENALTIES)} penalties from "
+            f"{PENALTIES[0]:g} to {PENALTIES[-1]:g}, {torch.get_num_threads()} threads, median of "
+            f"{rounds} rounds",
+            "",
+            f"  scikit-learn's fits / our path                {took['theirs'] / took['ours']:8.1f}",
+            f"  our loss above theirs at the same penalty     {max(apart):8.1e} at the most",
+            f"  fits that scikit-learn's 100 iterations ended {losses['stopped'][0]:8.0f}",
+        ]
+    )
+
+
+def _loss(layer: Layer, features: Tensor, labels: Tensor) -> float:
+    """In float64: of either, by one rule."""
+    weight, bias = layer.weight.double(), layer.bias.double()
+    scores = torch.addmm(bias, features.double(), weight.T)
+    fit = F.cross_entropy(scores, labels, reduction="sum")
+    return float(fit + layer.penalty / 2 * weight.square().sum())
