@@ -42,22 +42,26 @@ def read_named(name: str) -> dict[str, Source]:
     for split, given in zip(("train", "test"), arguments, strict=True):
         if split == "test" and given == arguments[0]:
             break
-        found[split] = _adapt(_open(kind, root, given, name), name)
+        found[split] = adapt(_open(kind, root, given, name), name)
     if name == "stl10":  # its pictures to train on have no labels; those with labels are others
-        found["labelled"] = _adapt(_open(kind, root, {"split": "train"}, name), name)
+        found["labelled"] = adapt(_open(kind, root, {"split": "train"}, name), name)
     return found
 
 
-def _open(kind: str, root: Path, given: dict[str, Any], name: str) -> Any:
+def load(kind: str, root: Path, **given: Any) -> Any:
+    """torchvision's dataset of this class and these arguments, as it lies under `root`."""
     from torchvision import datasets
 
-    make = getattr(datasets, kind)
+    return getattr(datasets, kind)(root, **given)
+
+
+def _open(kind: str, root: Path, given: dict[str, Any], name: str) -> Any:
     try:
         try:
-            return make(root, download=False, **given)
+            return load(kind, root, download=False, **given)
         except RuntimeError:
             root.mkdir(parents=True, exist_ok=True)
-            return make(root, download=True, **given)
+            return load(kind, root, download=True, **given)
     except Exception as error:  # no network, a full disk, a moved file: all need the same advice
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(
@@ -66,7 +70,7 @@ def _open(kind: str, root: Path, given: dict[str, Any], name: str) -> Any:
         ) from None
 
 
-def _adapt(dataset: Any, name: str) -> Source:
+def adapt(dataset: Any, name: str) -> Source:
     """An array source where the dataset is one array, else a source that decodes one by one."""
     pixels = getattr(dataset, "data", None)
     if isinstance(pixels, (np.ndarray, torch.Tensor)):
@@ -78,11 +82,20 @@ def _adapt(dataset: Any, name: str) -> Source:
     return _DecodingSource(dataset, name)
 
 
+def files_of(dataset: Any) -> list[Path]:
+    """The files of a dataset's pictures in its order; none where torchvision keeps no list."""
+    keys = ("_image_files", "_images", "samples", "_samples")
+    held: list[Any] = next((found for key in keys if (found := getattr(dataset, key, None))), [])
+    return [Path(file[0] if isinstance(file, tuple) else file) for file in held]
+
+
 class _DecodingSource(Source):
     def __init__(self, dataset: Any, name: str) -> None:
         self.dataset, self.name = dataset, name
         held = [getattr(dataset, key, None) for key in ("targets", "_labels", "labels")]
         raw = next((labels for labels in held if labels is not None), None)
+        if raw is None and hasattr(dataset, "_samples"):  # StanfordCars
+            raw = [int(label) for _, label in dataset._samples]
         self.labels = None if raw is None else torch.as_tensor(raw, dtype=torch.int64)
         count = 0 if self.labels is None else int(self.labels.max()) + 1
         self.classes = list(getattr(dataset, "classes", None) or map(str, range(count)))
@@ -95,10 +108,8 @@ class _DecodingSource(Source):
 
     def contents(self) -> str:
         """Numbers are no names: two splits can have as many pictures with the same labels."""
-        held = [getattr(self.dataset, key, None) for key in ("_image_files", "_images", "samples")]
-        files: list[Any] = next((found for found in held if found), [])
-        paths = [Path(file[0] if isinstance(file, tuple) else file) for file in files]
-        told = written(paths) if paths else repr(self.dataset)
+        files = files_of(self.dataset)
+        told = written(files) if files else repr(self.dataset)
         return hashlib.sha256((self.fingerprint() + told).encode()).hexdigest()[:16]
 
     def read(self, index: int) -> UInt8[Tensor, "3 height width"]:
