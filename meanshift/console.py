@@ -12,10 +12,13 @@ from tqdm import tqdm
 from meanshift.optim import Schedule
 
 
-def table(columns: Mapping[str, Mapping[str, float]]) -> str:
-    """Figures by name, a column for each of those compared; one alone is a plain list."""
+def table(columns: Mapping[str, Mapping[str, float]], *, by: str = "") -> str:
+    """Figures by name, a column for each of those compared; one alone is a plain list.
+
+    `by="row"` gives each of those compared a row.
+    """
     names = list(dict.fromkeys(name for figures in columns.values() for name in figures))
-    if len(columns) > 1 and len(names) <= 4:  # few figures: a row for each of those compared
+    if by == "row" or (len(columns) > 1 and len(names) <= 4):  # few figures: a row each
         columns = {n: {t: f[n] for t, f in columns.items() if n in f} for n in names}
         names = list(dict.fromkeys(title for figures in columns.values() for title in figures))
     left = max(map(len, names), default=0)
@@ -25,7 +28,7 @@ def table(columns: Mapping[str, Mapping[str, float]]) -> str:
         cells = [f"{f[name]:.2f}" if name in f else "" for f in columns.values()]
         row = "".join(f"  {c:>{w}}" for c, w in zip(cells, widths.values(), strict=True))
         lines.append(f"  {name:{left}}{row}")
-    return "\n".join(lines[len(columns) == 1 :])
+    return "\n".join(lines[len(columns) == 1 and by != "row" :])
 
 
 class Console:

@@ -74,6 +74,7 @@ def stored(
     folder: Path,
     image_size: int,
     resize: int = 0,
+    bicubic: bool = False,
     device: torch.device,
     precision: torch.dtype = torch.float32,
     workers: int = 0,
@@ -85,6 +86,8 @@ def stored(
     """
     if not len(source):
         raise ValueError(f"{source.name}: no pictures")
+    if _as_they_are(source, image_size):  # then these change nothing, and the file is shared
+        resize, bicubic = 0, False
     key = {
         "weights": weights,
         "pictures": source.contents(),
@@ -92,7 +95,7 @@ def stored(
         "resize": resize,
         "precision": str(precision),
         "prepared": PREPARED,
-    }
+    } | ({"bicubic": True} if bicubic else {})
     name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
     path, beside = folder / f"{name}.npy", folder / f"{name}.json"
     known = _opened(path, beside, len(source))
@@ -105,6 +108,7 @@ def stored(
             source,
             image_size=image_size,
             resize=resize,
+            bicubic=bicubic,
             device=device,
             precision=precision,
             workers=workers,
@@ -148,6 +152,7 @@ def prepare(
     image_size: int,
     resize: int = 0,
     bad: dict[int, Unreadable] | None = None,
+    bicubic: bool = False,
 ) -> UInt8[Tensor, "batch channels _ _"]:
     """Pictures as they are judged: small ones of one size as they are, others cut from the centre.
 
@@ -155,11 +160,12 @@ def prepare(
     224 in the authors' code. Small arrays keep their own size, or are enlarged to `image_size`. An
     unreadable picture raises, or where `bad` is given it is put there and counts as a grey one.
     """
+    way = TF.InterpolationMode.BICUBIC if bicubic else TF.InterpolationMode.BILINEAR
     if source.uniform:
         pictures = source.gather(indices).permute(0, 3, 1, 2)
         if max(pictures.shape[2:]) <= max(image_size, 64):
             if max(pictures.shape[2:]) < image_size:  # trained enlarged, so judged enlarged
-                pictures = TF.resize(pictures, [image_size, image_size], antialias=True)
+                pictures = TF.resize(pictures, [image_size, image_size], way, antialias=True)
             return pictures
         unbound: Iterable[Tensor] = pictures.unbind(0)
     else:
@@ -170,10 +176,18 @@ def prepare(
         [
             one
             if keep and list(one.shape[1:]) == square
-            else TF.center_crop(TF.resize(one, short, antialias=True), square)
+            else TF.center_crop(TF.resize(one, short, way, antialias=True), square)
             for one in unbound
         ]
     )
+
+
+def _as_they_are(source: Source, image_size: int) -> bool:
+    """Whether `prepare` leaves every picture of a source alone."""
+    if not source.uniform:
+        return False
+    side = max(source.gather(torch.tensor([0])).shape[1:3])
+    return image_size <= side <= max(image_size, 64)
 
 
 def _stream(
@@ -187,12 +201,13 @@ def _stream(
     bad: dict[int, Unreadable],
     batch_size: int = 256,
     workers: int = 0,
+    bicubic: bool = False,
     shown: bool = False,
 ) -> Generator[Float[Tensor, "batch features"], None, None]:
     """Features batch by batch; pictures are decoded by the workers while the network computes."""
     layout = memory_format(network)
     loader = DataLoader(
-        _Prepared(source, image_size, resize, batch_size),
+        _Prepared(source, image_size, resize, batch_size, bicubic),
         batch_size=None,
         num_workers=0 if source.uniform else workers,
         pin_memory=device.type == "cuda",
@@ -214,8 +229,11 @@ def _stream(
 class _Prepared(Dataset[tuple[Tensor, dict[int, Unreadable]]]):
     """Whole batches of prepared pictures, with what could not be read."""
 
-    def __init__(self, source: Source, image_size: int, resize: int, batch_size: int) -> None:
+    def __init__(
+        self, source: Source, image_size: int, resize: int, batch_size: int, bicubic: bool
+    ) -> None:
         self.source, self.image_size, self.resize = source, image_size, resize
+        self.bicubic = bicubic
         self.batches = torch.arange(len(source)).split(batch_size)
 
     def __len__(self) -> int:
@@ -224,7 +242,10 @@ class _Prepared(Dataset[tuple[Tensor, dict[int, Unreadable]]]):
     def __getitem__(self, batch: int) -> tuple[Tensor, dict[int, Unreadable]]:
         bad: dict[int, Unreadable] = {}
         indices = self.batches[batch]
-        return prepare(self.source, indices, self.image_size, self.resize, bad).contiguous(), bad
+        pictures = prepare(
+            self.source, indices, self.image_size, self.resize, bad, bicubic=self.bicubic
+        )
+        return pictures.contiguous(), bad
 
 
 def _write(path: Path, rows: Iterable[Tensor], bad: dict[int, Unreadable]) -> None:

@@ -122,15 +122,20 @@ def mosaic(
     return sheet
 
 
-def save(drawn: Figure, path: Path, *, title: str, text: str) -> list[Path]:
+def save(
+    drawn: Figure,
+    path: Path,
+    *,
+    title: str,
+    text: str,
+    suffixes: Sequence[str] = (".png", ".svg"),
+) -> list[Path]:
     """Write PNG and SVG; both carry their title and a text for those who cannot see them."""
     path.parent.mkdir(parents=True, exist_ok=True)
     files = []
     about = {"Title": title, "Description": text}
-    for suffix, told in {
-        ".png": {**about, "Software": None},
-        ".svg": {**about, "Date": None},
-    }.items():
+    for suffix in suffixes:
+        told = {**about, {".png": "Software", ".svg": "Date"}[suffix]: None}
         target = path.with_name(path.name + suffix)
         with whole_file(target, shared=True) as file, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph")  # of scripts that the font lacks

@@ -44,16 +44,130 @@ class Part:
 
 @dataclass(frozen=True)
 class Result:
-    """The figures of one protocol, what exactly was done, and arrays worth keeping."""
+    """The figures of one protocol, what exactly was done, and what is worth keeping of it."""
 
     name: str
     figures: dict[str, float]
     settings: dict[str, Any]
     arrays: dict[str, Any] = field(default_factory=dict)
+    picture: Any = None
+    """a matplotlib figure, and what it shows in words"""
+    text: str = ""
+    card: dict[str, Any] = field(default_factory=dict)
+    """what its card says beside or instead of the usual"""
 
 
-class Subject:
-    """What is judged: frozen weights on a source. Features are made once, whoever asks first.
+class Judged:
+    """Frozen weights, where their results belong, and how they are computed."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        *,
+        seed: int = 0,
+        image_size: int = 0,
+        resize: int = 0,
+        workers: int = 0,
+        device: str = "auto",
+        precision: str = "float32",
+        home: Path | None = None,
+    ) -> None:
+        self.weights, self.workers, self.resize = weights, workers, resize
+        self.seed, self.name = seed, weights.name
+        self.image_size = image_size or weights.image_size
+        self.home = home or weights.home
+        self.device = pick_device(device)
+        self.precision = pick_precision(precision, self.device)
+        self.backbone: nn.Module = weights.backbone.to(self.device)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        return fingerprint(self.backbone)
+
+    def part(self, source: Source, *, resize: int = 0, bicubic: bool = False) -> Part:
+        """Features of a source, extracted once; without the pictures that cannot be read."""
+        features, kept = stored(
+            self.backbone,
+            source,
+            weights=self.fingerprint,
+            folder=self.home / "features",
+            image_size=self.image_size,
+            resize=resize or self.resize,
+            bicubic=bicubic,
+            device=self.device,
+            precision=self.precision,
+            workers=self.workers,
+        )
+        return Part(source if len(kept) == len(source) else source.take(kept), features)
+
+    def parts(self, *sources: Source, resize: int = 0, bicubic: bool = False) -> list[Part]:
+        """Features of several parts: of their whole, to be shared, where they are most of it."""
+        based = [_based(source) for source in sources]
+        made: dict[int, Part] = {}
+        for base, _ in based:
+            used = sum(len(rows) for other, rows in based if other is base)
+            if id(base) not in made and used >= 0.9 * len(base):
+                made[id(base)] = self.part(base, resize=resize, bicubic=bicubic)
+        found = []
+        for source, (base, rows) in zip(sources, based, strict=True):
+            if id(base) not in made:
+                found.append(self.part(source, resize=resize, bicubic=bicubic))
+                continue
+            whole = made[id(base)]
+            place = torch.full((len(base),), -1)  # of a picture's row; unreadable ones have none
+            _, read = _based(whole.source)
+            place[read] = torch.arange(len(read))
+            kept = place[rows] >= 0
+            found.append(Part(base.take(rows[kept]), whole.features[place[rows[kept]]]))
+        return found
+
+    def card(self, result: Result) -> dict[str, Any]:
+        """What must stand beside a figure: protocol, data, weights, seed, versions, date."""
+        here = environment()
+        return {
+            "protocol": result.name,
+            "settings": result.settings,
+            **self.told(),
+            "weights": self.fingerprint,
+            "judged": f"{self.weights.spec}: {self.weights.title}",
+            "seed": self.seed,
+            "image_size": self.image_size,
+            "resize": self.resize or "256/224 of image_size; small pictures as they are",
+            "precision": str(self.precision),
+            "device": str(self.device),
+            "versions": here["versions"],
+            "command": here["command"],
+            "date": here["date"],
+        } | result.card
+
+    def told(self) -> dict[str, Any]:
+        """What a card says of the pictures."""
+        return {}
+
+    def save(self, result: Result) -> Path:
+        """Write `results/<name>.json`, with arrays and picture beside it, and return its path.
+
+        Of other weights than a run's newest, or other pictures than its own, the name says so.
+        """
+        name = "-".join(filter(None, [result.name, self.name]))
+        results = self.home / "results"
+        results.mkdir(parents=True, exist_ok=True)
+        if result.arrays:
+            with whole_file(results / f"{name}.npz", shared=True) as file:
+                np.savez_compressed(file, **result.arrays)
+        if result.picture is not None:
+            from meanshift import look
+
+            title = f"{result.name}: {self.weights.spec}"
+            look.save(
+                result.picture, results / name, title=title, text=result.text, suffixes=[".png"]
+            )
+        whole: Mapping[str, Any] = {"figures": result.figures, "card": self.card(result)}
+        return Journal(self.home).save_result(name, whole)
+
+
+class Subject(Judged):
+    """Frozen weights on the pictures of a source. Features are made once, whoever asks first.
 
     >>> from meanshift.evaluate import knn
     >>> subject = Subject(load_weights("runs/demo"), "sample")
@@ -70,27 +184,16 @@ class Subject:
         labels: Path | None = None,
         split: str = "",
         seed: int | None = None,
-        image_size: int = 0,
-        resize: int = 0,
-        workers: int = 0,
-        device: str = "auto",
-        precision: str = "float32",
-        home: Path | None = None,
+        **computed: Any,
     ) -> None:
         config = weights.config
         if data is None and like is not None:
             data = like.data
         if data is None and config is None:
             raise ValueError(f"{weights.title}: say on which pictures, with --data SOURCE")
-        self.weights, self.workers, self.resize = weights, workers, resize
-        self.data: str = data if data is not None else config.data.source if config else ""
         usual = config.train.seed if config else like.seed if like else 0
-        self.seed: int = usual if seed is None else seed
-        self.image_size = image_size or weights.image_size
-        self.home = home or weights.home
-        self.device = pick_device(device)
-        self.precision = pick_precision(precision, self.device)
-        self.backbone: nn.Module = weights.backbone.to(self.device)
+        super().__init__(weights, seed=usual if seed is None else seed, **computed)
+        self.data: str = data if data is not None else config.data.source if config else ""
         own = config if config and _same(self.data, config.data.source) else None
         self.sources, self.split = _parts(self.data, labels, split, own)
         words = [weights.name, "" if own else re.sub(r"\W+", "-", Path(self.data).stem), split]
@@ -106,11 +209,10 @@ class Subject:
         self.labels_file = labels
         if isinstance(self.backbone, Pixels):
             self.backbone.centre(self._mean_pixels())
-        self.fingerprint = fingerprint(self.backbone)
 
     @functools.cached_property
     def train(self) -> Part:
-        return self._part(self.sources[0])
+        return self.part(self.sources[0])
 
     @functools.cached_property
     def test(self) -> Part:
@@ -119,27 +221,13 @@ class Subject:
                 f"{self.data}: no labels, so nothing to judge by; give class folders, a CSV with "
                 f"--labels FILE (file,label), or another --data; `cluster` needs none"
             )
-        return self._part(self.sources[1])
+        return self.part(self.sources[1])
 
     @property
     def classes(self) -> int:
         """Outputs that a classifier of these labels needs."""
         _ = self.test  # says what is missing
         return int(torch.cat([self.train.labels, self.test.labels]).max()) + 1
-
-    def _part(self, source: Source) -> Part:
-        features, kept = stored(
-            self.backbone,
-            source,
-            weights=self.fingerprint,
-            folder=self.home / "features",
-            image_size=self.image_size,
-            resize=self.resize,
-            device=self.device,
-            precision=self.precision,
-            workers=self.workers,
-        )
-        return Part(source if len(kept) == len(source) else source.take(kept), features)
 
     def _mean_pixels(self) -> Tensor:
         """The mean of (some thousand) training pictures."""
@@ -149,45 +237,25 @@ class Subject:
         rows = extract(self.backbone, some, image_size=size, resize=resize, device=self.device)
         return rows.mean(0)
 
-    def card(self, result: Result) -> dict[str, Any]:
-        """What must stand beside a figure: protocol, data, weights, seed, versions, date."""
-        here = environment()
+    def told(self) -> dict[str, Any]:
         asked = [name for name in ("train", "test") if name in self.__dict__]  # and so made
         parts: dict[str, Part] = {name: getattr(self, name) for name in asked}
         whole = dict(zip(("train", "test"), self.sources, strict=True))
         return {
-            "protocol": result.name,
-            "settings": result.settings,
             "data": self.data,
             "split": self.split,
             "sizes": {name: len(part.source) for name, part in parts.items()},
             "unreadable": sum(len(whole[name] or ()) - len(parts[name].source) for name in parts),
             "labels": str(self.labels_file) if self.labels_file else "the source's own",
-            "weights": self.fingerprint,
-            "judged": f"{self.weights.spec}: {self.weights.title}",
-            "seed": self.seed,
-            "image_size": self.image_size,
-            "resize": self.resize or "256/224 of image_size; small pictures as they are",
-            "precision": str(self.precision),
-            "device": str(self.device),
-            "versions": here["versions"],
-            "command": here["command"],
-            "date": here["date"],
         }
 
-    def save(self, result: Result) -> Path:
-        """Write `results/<name>.json`, with the arrays beside it, and return its path.
 
-        Of other weights than a run's newest, or other pictures than its own, the name says so.
-        """
-        name = "-".join(filter(None, [result.name, self.name]))
-        results = self.home / "results"
-        results.mkdir(parents=True, exist_ok=True)
-        if result.arrays:
-            with whole_file(results / f"{name}.npz", shared=True) as file:
-                np.savez_compressed(file, **result.arrays)
-        whole: Mapping[str, Any] = {"figures": result.figures, "card": self.card(result)}
-        return Journal(self.home).save_result(name, whole)
+def _based(source: Source) -> tuple[Source, Int[Tensor, " n"]]:
+    """What a source is cut from in the end, and which of its pictures it holds."""
+    rows = torch.arange(len(source))
+    while isinstance(source, Cut):
+        rows, source = source.indices[rows], source.whole
+    return source, rows
 
 
 def _held(subject: Subject) -> str:

@@ -111,7 +111,9 @@ def test_shuffled_labels_are_only_guessed(subject, name):
 
 
 def test_every_protocol_is_tested_here():
-    assert {protocol.__name__.rpartition(".")[2] for protocol, _ in ALL.values()} == set(NAMES)
+    others = {"transfer", "detect"}  # have tests of their own: theirs are other pictures
+    tested = {protocol.__name__.rpartition(".")[2] for protocol, _ in ALL.values()}
+    assert tested == set(NAMES) - others
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meanshift.cli.reading import add_reading, home_of, reading
+from meanshift.cli.transferring import add_transferring, detect, transfer
 from meanshift.evaluate import NAMES
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def add(command: Command) -> None:
     embed.add_argument(
         "--output", choices=["backbone", "projector"], default="backbone", help="[backbone]"
     )
-    _add_reading(embed)
+    add_reading(embed)
 
     export = command("export", _export, "a run's backbone as a file for other programs")
     export.add_argument("weights", metavar="RUN", help="run directory or one of its checkpoints")
@@ -52,7 +53,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", default="", help="the split to judge on [val or test]")
     parser.add_argument("--seed", type=int, help="of layers, cuts and clusters [the run's]")
     parser.add_argument("--out", type=Path, metavar="DIR", help="for results and features")
-    _add_reading(parser)
+    add_reading(parser)
     knn = parser.add_argument_group("knn")
     knn.add_argument("--ks", type=int, nargs="+", metavar="K", help="neighbours [1 20]")
     knn.add_argument(
@@ -62,7 +63,9 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     linear.add_argument(
         "--cached", action="store_true", help="train on features extracted once, not on views"
     )
-    linear.add_argument("--lr", type=float, default=0.01, help="learning rate [0.01]")
+    linear.add_argument(
+        "--lr", type=float, help="learning rate [0.01; detect: 0.02 / 16 a picture]"
+    )
     linear.add_argument("--epochs", type=int, default=40, help="rate x0.1 after 3/8 and 3/4 [40]")
     linear.add_argument(
         "--sweep",
@@ -79,33 +82,17 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     semi.add_argument(
         "--lists", type=Path, nargs="+", default=[], metavar="FILE", help="names, one a line"
     )
-    semi.add_argument("--seeds", type=int, default=1, help="cuts to draw, for a deviation [1]")
+    semi.add_argument(
+        "--seeds", type=int, default=1, help="cuts to draw (detect: runs), for a deviation [1]"
+    )
     semi.add_argument("--fine-tune", action="store_true", help="train the whole network")
+    add_transferring(parser)
     cluster = parser.add_argument_group("cluster")
     cluster.add_argument("--clusters", type=int, default=0, help="[as many as classes]")
 
 
-def _add_reading(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--labels", type=Path, metavar="CSV", help="file,label for a flat folder")
-    parser.add_argument("--image-size", type=int, default=0, help="side in pixels [the weights']")
-    parser.add_argument(
-        "--resize", type=int, default=0, help="short side before the crop [256/224 of the size]"
-    )
-    parser.add_argument("--workers", type=int, default=0, help="processes that decode files [0]")
-    parser.add_argument("--device", default="auto", help="[auto]")
-    parser.add_argument(
-        "--precision", choices=["float32", "bfloat16", "auto"], default="float32", help="[float32]"
-    )
-
-
 def _evaluate(given: argparse.Namespace) -> int:
-    import importlib
-
-    from meanshift.console import table
-    from meanshift.evaluate.linear import SWEEP
-    from meanshift.probe import Recipe
-    from meanshift.subject import Subject
-    from meanshift.weights import load_weights
+    from meanshift.distributed import world_size
 
     names = [word for word in given.words if word in NAMES]
     specs = [word for word in given.words if word not in NAMES] + given.compare
@@ -116,7 +103,35 @@ def _evaluate(given: argparse.Namespace) -> int:
         )
     if given.sweep is not None and "linear" not in names:
         raise ValueError(f"--sweep: is for linear; got {', '.join(names)}")
-    layer = Recipe.of(given.epochs, given.lr)
+    rooted = [name for name in names if name in ("transfer", "detect")]
+    if given.root is not None and not rooted:
+        raise ValueError(f"--root: is for transfer and detect; got {', '.join(names)}")
+    frozen = [name for name in names if name not in rooted]
+    if world_size() > 1 and set(names) != {"detect"}:
+        raise ValueError(
+            f"{world_size()} processes were started; this version judges in one, but for detect: "
+            f"leave torchrun out, or evaluate detect alone"
+        )
+    if frozen:
+        _judge(given, list(dict.fromkeys(frozen)), specs)
+    if "transfer" in names:
+        transfer(given, specs)
+    if "detect" in names:
+        detect(given, specs)
+    return 0
+
+
+def _judge(given: argparse.Namespace, names: list[str], specs: list[str]) -> None:
+    """The protocols on the pictures of one source."""
+    import importlib
+
+    from meanshift.console import table
+    from meanshift.evaluate.linear import SWEEP
+    from meanshift.probe import Recipe
+    from meanshift.subject import Subject
+    from meanshift.weights import load_weights
+
+    layer = Recipe.of(given.epochs, 0.01 if given.lr is None else given.lr)
     sweep = () if given.sweep is None else tuple(given.sweep) or SWEEP
     options: dict[str, dict[str, Any]] = {
         "knn": {"ks": given.ks, "temperature": given.temperature},
@@ -135,28 +150,19 @@ def _evaluate(given: argparse.Namespace) -> int:
     figures: dict[str, dict[str, dict[str, float]]] = {name: {} for name in names}
     first: Subject | None = None
     for spec, weights in {spec: load_weights(spec) for spec in specs}.items():
-        home = given.out
-        if home is not None and len(specs) > 1:
-            home = home / re.sub(r"[^\w.-]+", "-", spec.strip("/"))
         subject = Subject(
-            weights, given.data, like=first, split=given.split, seed=given.seed, home=home,
-            **_reading(given)
+            weights, given.data, like=first, split=given.split, seed=given.seed,
+            labels=given.labels, home=home_of(given, spec, specs), **reading(given)
         )  # fmt: skip
         first = first or subject
         print(f"{spec}: {weights.title}; {subject.data}: {subject.split}", file=sys.stderr)
-        for name in dict.fromkeys(names):
+        for name in names:
             protocol = importlib.import_module(f"meanshift.evaluate.{name}")
             result = protocol.evaluate(subject, **options[name])
             figures[name][spec] = result.figures
             print(f"card: {subject.save(result)}", file=sys.stderr)
             if spec == specs[-1]:
                 print(f"\n{result.name} on {subject.data}\n{table(figures[name])}")
-    return 0
-
-
-def _reading(given: argparse.Namespace) -> dict[str, Any]:
-    names = ("labels", "image_size", "resize", "workers", "device", "precision")
-    return {name: getattr(given, name) for name in names}
 
 
 def _embed(given: argparse.Namespace) -> int:
@@ -165,7 +171,7 @@ def _embed(given: argparse.Namespace) -> int:
 
     weights = load_weights(given.weights)
     print(f"{given.weights}: {weights.title}", file=sys.stderr)
-    chosen = {"projector": given.output == "projector", **_reading(given)}
+    chosen = {"projector": given.output == "projector", "labels": given.labels, **reading(given)}
     pictures, width = embed(weights, given.source, given.out, **chosen)
     print(f"{given.out}: {pictures} pictures, {width} dimensions")
     return 0

@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-NAMES = ("knn", "linear", "semi", "cluster")
-"""Each is a file here whose `evaluate(subject, ...)` returns a `Result`."""
+NAMES = ("knn", "linear", "semi", "cluster", "transfer", "detect")
+"""Each is a file here whose `evaluate(...)` takes what is judged and returns a `Result`."""

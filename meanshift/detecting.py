@@ -1,0 +1,196 @@
+"""A detector at work: its iterations, resumable to the bit, and its detections."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+from meanshift import checkpoint, distributed, keyed
+from meanshift.data.loader import leave_signals_to_the_run
+from meanshift.data.source import Unreadable
+from meanshift.data.voc import Boxes
+from meanshift.detections import Found
+from meanshift.detector import Recipe, groups
+from meanshift.machine import autocast
+from meanshift.progress import progress
+from meanshift.subject import Judged
+
+Sample = tuple[Tensor, int, list[Unreadable]]
+
+
+def learn(
+    judged: Judged, detector: nn.Module, train: Boxes, recipe: Recipe, seed: int
+) -> tuple[dict[int, float], dict[str, str]]:
+    """Train to the last iteration, from the last checkpoint where there is one."""
+    device, world, rank = judged.device, distributed.world_size(), distributed.rank()
+    optimizer = torch.optim.SGD(groups(detector, recipe), lr=recipe.lr, momentum=recipe.momentum)
+    folder = _folder(judged, train, recipe, seed)
+    state, wrong = checkpoint.latest(folder)
+    for message in wrong:
+        warnings.warn(f"{message}; an earlier one is used", stacklevel=2)
+    start, losses = 0, dict[int, float]()
+    if state is not None:
+        detector.load_state_dict(state["detector"])
+        optimizer.load_state_dict(state["optimizer"])
+        start, losses = state["step"], state["losses"]
+    network = detector
+    if world > 1:
+        if synchronised(judged):
+            detector = nn.SyncBatchNorm.convert_sync_batchnorm(detector)
+        network = DistributedDataParallel(
+            detector, device_ids=[device.index] if device.type == "cuda" else None
+        )
+    network.train()
+    every, bad = max(1, recipe.iterations // 20), dict[str, str]()
+    bar = progress(f"train, seed {seed}", recipe.iterations, start=start, shown=rank == 0)
+    with bar, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        passed = torch.zeros((), device=device)  # summed there, so that no step waits for it
+        for step, samples in _batches(train, recipe, seed, start, judged.workers):
+            torch.manual_seed(keyed.seed_of(seed, step * world + rank, keyed.NETWORK))
+            pictures, targets = _prepared(train, samples, seed, step * recipe.batch_size, device)
+            for _, _, errors in samples:
+                bad |= {error.title: error.why for error in errors}
+            for group in optimizer.param_groups:
+                group["lr"] = recipe.rate(step)
+            with autocast(device, judged.precision):
+                loss = sum(network(pictures, targets).values())
+            optimizer.zero_grad(set_to_none=True)
+            (loss * len(samples) * world / recipe.batch_size).backward()
+            optimizer.step()
+            passed += loss.detach()
+            bar.update()
+            done = step + 1
+            if done % every == 0 or done == recipe.iterations:
+                losses[done] = _mean_loss(passed, done, losses)
+                passed.zero_()
+                bar.set_postfix({"loss": f"{losses[done]:.3f}", "lr": f"{recipe.rate(step):.2g}"})
+                if rank == 0:
+                    held = {"detector": detector.state_dict(), "optimizer": optimizer.state_dict()}
+                    checkpoint.save(folder, {"step": done, "losses": losses, **held})
+    return losses, bad
+
+
+def _mean_loss(passed: Tensor, done: int, losses: dict[int, float]) -> float:
+    """Of the iterations since the last entry, over all processes; nothing learned may be nan."""
+    mean = float(passed) / (done - max(losses, default=0))
+    mean = statistics.fmean(distributed.gathered([mean]))
+    if mean != mean or mean == torch.inf:
+        raise ValueError(
+            f"detect: the loss is {mean} after {done} iterations; try a smaller --lr, or a larger "
+            f"--batch-size"
+        )
+    return mean
+
+
+@torch.no_grad()
+def detect(
+    judged: Judged, detector: nn.Module, test: Boxes, title: str
+) -> tuple[dict[int, Found], dict[str, str]]:
+    """The detections in each picture that can be read; each process looks at its share."""
+    world, rank, device = distributed.world_size(), distributed.rank(), judged.device
+    detector.eval()
+    mine, bad = list[tuple[int, Found]](), list[tuple[str, str]]()
+    loader = _loader(test, [[index] for index in range(rank, len(test), world)], judged.workers)
+    with progress(title, len(loader), shown=rank == 0) as bar:
+        for [(picture, index, errors)] in loader:
+            bar.update()
+            if errors:  # another picture stands in its place, which is for training
+                bad.append((errors[0].title, errors[0].why))
+                continue
+            with autocast(device, judged.precision):
+                found = detector([picture.to(device).float().div_(255)])[0]
+            boxes, scores = (found[name].float().cpu() for name in ("boxes", "scores"))
+            mine.append((index, Found(boxes, scores, found["labels"].cpu() - 1)))
+    return dict(distributed.gathered(mine)), dict(distributed.gathered(bad))
+
+
+def _batches(
+    train: Boxes, recipe: Recipe, seed: int, start: int, workers: int
+) -> Iterator[tuple[int, list[Sample]]]:
+    """This process's share of each batch; every picture comes once an epoch, in a new order."""
+    size, count = recipe.batch_size, len(train)
+    rank, world = distributed.rank(), distributed.world_size()
+    shares, orders = [], dict[int, list[int]]()
+    for step in range(start, recipe.iterations):
+        share = []
+        for place in range(step * size + rank, (step + 1) * size, world):
+            epoch, at = divmod(place, count)
+            if epoch not in orders:
+                orders = {epoch: keyed.order(seed, epoch, count).tolist()} | (
+                    {epoch - 1: orders[epoch - 1]} if epoch - 1 in orders else {}
+                )
+            share.append(orders[epoch][at])
+        shares.append(share)
+    yield from zip(range(start, recipe.iterations), _loader(train, shares, workers), strict=True)
+
+
+def _loader(pictures: Boxes, shares: list[list[int]], workers: int) -> DataLoader[list[Sample]]:
+    return DataLoader(
+        _Decoded(pictures),  # type: ignore[arg-type]  # a batch is a list of samples
+        batch_sampler=shares,
+        collate_fn=list,
+        num_workers=workers,
+        worker_init_fn=leave_signals_to_the_run,
+        generator=torch.Generator(),  # its base seed must not come from the global generator
+    )
+
+
+class _Decoded(Dataset[Sample]):
+    """Pictures by index; the next one stands in for one that cannot be read, which is told."""
+
+    def __init__(self, pictures: Boxes) -> None:
+        self.pictures = pictures
+
+    def __getitem__(self, index: int) -> Sample:
+        errors: list[Unreadable] = []
+        for more in range(len(self.pictures)):
+            here = (index + more) % len(self.pictures)
+            try:
+                return self.pictures.read(here), here, errors
+            except Unreadable as error:
+                errors.append(error)
+        raise ValueError(f"{self.pictures.name}: none of its pictures can be read")
+
+
+def _prepared(
+    train: Boxes, samples: list[Sample], seed: int, place: int, device: torch.device
+) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+    """Pictures in 0..1 and their targets, half of them mirrored; each draw has its own address."""
+    world, rank = distributed.world_size(), distributed.rank()
+    places = place + rank + world * torch.arange(len(samples))
+    mirrored = keyed.uniform(seed, 0, places, keyed.ONLINE, 1)[:, 0] < 0.5
+    pictures, targets = [], []
+    for (picture, index, _), mirror in zip(samples, mirrored.tolist(), strict=True):
+        boxes, labels = train.pictures[index].boxes, train.pictures[index].labels
+        if mirror:
+            picture, width = picture.flip(2), picture.shape[2]
+            boxes = torch.stack(
+                [width - boxes[:, 2], boxes[:, 1], width - boxes[:, 0], boxes[:, 3]], 1
+            )
+        pictures.append(picture.to(device, non_blocking=True).float().div_(255))
+        targets.append({"boxes": boxes.to(device), "labels": labels.to(device) + 1})
+    return pictures, targets
+
+
+def _folder(judged: Judged, train: Boxes, recipe: Recipe, seed: int) -> Path:
+    """Where a detector's checkpoints lie: another for other weights, pictures or settings."""
+    key = [judged.fingerprint, train.fingerprint(), asdict(recipe), seed, str(judged.precision)]
+    name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
+    folder = judged.home / "detectors" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def synchronised(judged: Judged) -> bool:
+    """PyTorch's synchronised batch norm is for GPUs."""
+    return judged.device.type == "cuda" and distributed.world_size() > 1

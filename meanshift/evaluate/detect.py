@@ -1,0 +1,149 @@
+"""Object detection in VOC's layout: Faster R-CNN trained from the weights, average precision."""
+
+from __future__ import annotations
+
+import statistics
+import warnings
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from meanshift import distributed, drawn, keyed
+from meanshift.data.voc import Boxes
+from meanshift.detecting import detect, learn, synchronised
+from meanshift.detections import Found, Truth, average_precision
+from meanshift.detector import Recipe, build_detector
+from meanshift.subject import Judged, Result
+
+PAPER: dict[str, tuple[float, float, float]] = {  # ResNet-50, 07+12 trainval, 07 test, 5 runs
+    "Supervised": (53.5, 81.3, 58.8),
+    "From scratch": (33.8, 60.2, 33.1),
+    "SimCLR, 200": (55.5, 81.8, 61.4),
+    "BYOL, 200": (55.3, 81.4, 61.1),
+    "SwAV, 200": (55.4, 81.5, 61.4),
+    "SimSiam, 200": (57.0, 82.4, 63.7),
+    "MoCo v2, 800": (57.4, 82.5, 64.0),
+    "InvP, 800": (56.2, 81.8, 61.5),
+    "MoCo v2, 200": (57.0, 82.4, 63.6),
+    "CO2, 200": (57.2, 82.7, 64.1),
+    "BYOL-asym, 200": (56.8, 81.9, 63.5),
+    "MSF, 200": (56.7, 82.2, 63.4),
+    "MSF w/s, 200": (56.6, 82.2, 63.1),
+}
+"""AP, AP50 and AP75 of the paper's table."""
+
+SHOWN = 24  # photographs in the picture
+
+
+def evaluate(
+    judged: Judged, train: Boxes, test: Boxes, *, recipe: Recipe, seeds: int = 1
+) -> Result:
+    """AP, AP50 and AP75 by VOC's metric of 2007 and by COCO's, the mean over seeds.
+
+    Killed and called again with the same arguments it goes on from the last checkpoint. Several
+    processes share each batch and the test pictures; all return the same result.
+    """
+    if seeds < 1:
+        raise ValueError(f"detect: got {seeds} seeds, need 1 or more")
+    if recipe.batch_size < distributed.world_size():
+        raise ValueError(
+            f"detect: {distributed.world_size()} processes share batches of {recipe.batch_size} "
+            f"pictures; need one each: start fewer, or say --batch-size"
+        )
+    own = range(judged.seed, judged.seed + seeds)
+    trials = [_trial(judged, train, test, recipe, seed) for seed in own]
+    figures: dict[str, float] = {}
+    for name in trials[0].figures:
+        values = [trial.figures[name] for trial in trials]
+        figures[name] = statistics.fmean(values)
+        if seeds > 1:
+            figures[f"{name} deviation"] = statistics.stdev(values)
+    settings = {
+        **asdict(recipe),
+        "short sides in training": recipe.sizes,
+        "seeds": list(own),
+        "by seed": {name: [t.figures[name] for t in trials] for name in trials[0].figures},
+        "AP50 by class": [
+            dict(zip(test.classes, trial.by_class, strict=True)) for trial in trials
+        ],
+        "loss": [trial.losses for trial in trials],
+        "processes": distributed.world_size(),
+        "batch norm": "synchronised" if synchronised(judged) else "each process its own"
+        if distributed.world_size() > 1 else "one process",
+    }  # fmt: skip
+    card = {
+        "data": f"{train.name}, judged on {test.name}",
+        "split": "pictures as listed; difficult objects are trained on and not judged",
+        "sizes": {"train": len(train), "test": len(test)},
+        "objects": {name: sum(len(p.labels) for p in part.pictures)
+                    for name, part in (("train", train), ("test", test))},
+        "classes": test.classes,
+        "pictures": train.fingerprint(),
+        "unreadable": trials[0].unreadable,
+        "image_size": recipe.size,
+        "resize": f"short side {recipe.size}, long side at most {round(1333 * recipe.size / 800)}",
+    }  # fmt: skip
+    figure, text = _picture(test, trials[0].founds)
+    return Result(
+        f"detect{recipe.tag}", figures, settings, picture=figure, text=text, card=card
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Trial:
+    figures: dict[str, float]
+    by_class: list[float]
+    founds: dict[int, Found]
+    losses: dict[int, float]
+    unreadable: int
+
+
+def _trial(judged: Judged, train: Boxes, test: Boxes, recipe: Recipe, seed: int) -> _Trial:
+    """One detector from its first iteration to its figures."""
+    device = judged.device
+    detector = build_detector(judged.backbone, len(train.classes), recipe=recipe, seed=seed)
+    detector.to(device)
+    losses, bad = learn(judged, detector, train, recipe, seed)
+    founds, lost = detect(judged, detector, test, f"detect, seed {seed}")
+    bad |= lost
+    if bad:
+        title, why = next(iter(bad.items()))
+        warnings.warn(
+            f"{len(bad)} pictures cannot be read and are left out, the first is {title} ({why})",
+            stacklevel=2,
+        )
+    truths = {i: Truth(p.boxes, p.labels, p.difficult) for i, p in enumerate(test.pictures)}
+    seen = sorted(founds)
+    if not seen:
+        raise ValueError(f"{test.name}: none of its {len(test)} pictures can be read")
+    figures, by_class = dict[str, float](), list[float]()
+    rules: dict[Literal["coco", "voc07"], str] = {"coco": " (COCO)", "voc07": ""}
+    for rule, suffix in rules.items():
+        told = average_precision(
+            [founds[i] for i in seen], [truths[i] for i in seen],
+            classes=len(test.classes), rule=rule,
+        )  # fmt: skip
+        named = {"AP": told.ap, "AP50": told.ap50, "AP75": told.ap75}
+        figures = {f"{name}{suffix}": value for name, value in named.items()} | figures
+        by_class = told.by_class
+    return _Trial(figures, by_class, founds, losses, len(bad))
+
+
+def _picture(test: Boxes, founds: dict[int, Found]) -> tuple[Any, str]:
+    """Some of the test photographs, with what was found in them."""
+    chosen = keyed.choose(0, len(test), SHOWN, keyed.PROBE).tolist()
+    shown = [index for index in chosen if index in founds]
+    pictures = [test.pictures[index] for index in shown]
+    truths = [Truth(p.boxes, p.labels, p.difficult) for p in pictures]
+    found = [founds[index] for index in shown]
+    figure = drawn.draw(
+        [test.read(index) for index in shown], truths, found,
+        classes=test.classes, titles=[p.title for p in pictures],
+    )  # fmt: skip
+    return figure, drawn.count(truths, found)
+
+
+def beside() -> dict[str, dict[str, float]]:
+    """The paper's rows."""
+    return {
+        title: dict(zip(("AP", "AP50", "AP75"), row, strict=True)) for title, row in PAPER.items()
+    }
