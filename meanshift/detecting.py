@@ -55,9 +55,10 @@ def learn(
     bar = progress(f"train, seed {seed}", recipe.iterations, start=start, shown=rank == 0)
     with bar, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         passed = torch.zeros((), device=device)  # summed there, so that no step waits for it
-        for step, samples in _batches(train, recipe, seed, start, judged.workers):
-            torch.manual_seed(keyed.seed_of(seed, step * world + rank, keyed.NETWORK))
-            pictures, targets = _prepared(train, samples, seed, step * recipe.batch_size, device)
+        for step, samples in _batches(
+            train, recipe, seed, start, recipe.iterations, judged.workers
+        ):
+            pictures, targets = _prepared(train, samples, recipe, seed, step, device)
             for _, _, errors in samples:
                 bad |= {error.title: error.why for error in errors}
             for group in optimizer.param_groups:
@@ -73,11 +74,38 @@ def learn(
             if done % every == 0 or done == recipe.iterations:
                 losses[done] = _mean_loss(passed, done, losses)
                 passed.zero_()
-                bar.set_postfix({"loss": f"{losses[done]:.3f}", "lr": f"{recipe.rate(step):.2g}"})
+                told = {"loss": f"{losses[done]:.3f}", "lr": f"{recipe.rate(step):.2g}"}
+                bar.set_postfix(told, refresh=False)
                 if rank == 0:
                     held = {"detector": detector.state_dict(), "optimizer": optimizer.state_dict()}
                     checkpoint.save(folder, {"step": done, "losses": losses, **held})
+    _settle(judged, detector, train, recipe, seed)
     return losses, bad
+
+
+@torch.no_grad()
+def _settle(judged: Judged, detector: nn.Module, train: Boxes, recipe: Recipe, seed: int) -> None:
+    """Measure the batch norms' statistics anew with the last weights, as MoCo's program does.
+
+    Those gathered while training are of weights that have changed since.
+    """
+    norms = [m for m in detector.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    usual = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # the plain mean over the batches
+    start, device = recipe.iterations, judged.device
+    batches = _batches(train, recipe, seed, start, start + recipe.settling, judged.workers)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        for step, samples in batches:
+            pictures, targets = _prepared(train, samples, recipe, seed, step, device)
+            with autocast(device, judged.precision):
+                detector(pictures, targets)
+    for norm, momentum in zip(norms, usual, strict=True):
+        norm.momentum = momentum
+        for held in (norm.running_mean, norm.running_var):
+            assert held is not None
+            distributed.average(held)
 
 
 def _mean_loss(passed: Tensor, done: int, losses: dict[int, float]) -> float:
@@ -115,13 +143,13 @@ def detect(
 
 
 def _batches(
-    train: Boxes, recipe: Recipe, seed: int, start: int, workers: int
+    train: Boxes, recipe: Recipe, seed: int, start: int, stop: int, workers: int
 ) -> Iterator[tuple[int, list[Sample]]]:
     """This process's share of each batch; every picture comes once an epoch, in a new order."""
     size, count = recipe.batch_size, len(train)
     rank, world = distributed.rank(), distributed.world_size()
     shares, orders = [], dict[int, list[int]]()
-    for step in range(start, recipe.iterations):
+    for step in range(start, stop):
         share = []
         for place in range(step * size + rank, (step + 1) * size, world):
             epoch, at = divmod(place, count)
@@ -131,7 +159,7 @@ def _batches(
                 )
             share.append(orders[epoch][at])
         shares.append(share)
-    yield from zip(range(start, recipe.iterations), _loader(train, shares, workers), strict=True)
+    yield from zip(range(start, stop), _loader(train, shares, workers), strict=True)
 
 
 def _loader(pictures: Boxes, shares: list[list[int]], workers: int) -> DataLoader[list[Sample]]:
@@ -163,11 +191,15 @@ class _Decoded(Dataset[Sample]):
 
 
 def _prepared(
-    train: Boxes, samples: list[Sample], seed: int, place: int, device: torch.device
+    train: Boxes, samples: list[Sample], recipe: Recipe, seed: int, step: int, device: torch.device
 ) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
-    """Pictures in 0..1 and their targets, half of them mirrored; each draw has its own address."""
+    """Pictures in 0..1 and their targets, half of them mirrored; each draw has its own address.
+
+    Also those that torchvision draws: sizes, and the regions that are learned from.
+    """
     world, rank = distributed.world_size(), distributed.rank()
-    places = place + rank + world * torch.arange(len(samples))
+    torch.manual_seed(keyed.seed_of(seed, step * world + rank, keyed.NETWORK))
+    places = step * recipe.batch_size + rank + world * torch.arange(len(samples))
     mirrored = keyed.uniform(seed, 0, places, keyed.ONLINE, 1)[:, 0] < 0.5
     pictures, targets = [], []
     for (picture, index, _), mirror in zip(samples, mirrored.tolist(), strict=True):

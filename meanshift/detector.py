@@ -71,12 +71,21 @@ class Recipe:
     @property
     def tag(self) -> str:
         """What a result's name adds when this is not the paper's recipe."""
-        return "" if self == Recipe() else f"-{self.iterations}-at-{self.size}"
+        usual, told = Recipe.of(self.iterations, size=self.size), ""
+        for name, word in {"batch_size": "batch", "rois": "rois", "lr": "lr"}.items():
+            if getattr(self, name) != getattr(usual, name):
+                told += f"-{word}-{getattr(self, name):g}"
+        return "" if self == Recipe() else f"-{self.iterations}-at-{self.size}{told}"
 
     @property
     def sizes(self) -> list[int]:
         """Short sides of the training pictures: 480 to 800 in steps of 32 in the paper."""
         return [round(self.size * (0.6 + 0.04 * step)) for step in range(11)]
+
+    @property
+    def settling(self) -> int:
+        """Batches on which the batch norms' statistics are measured in the end: 200 in MoCo's."""
+        return min(200, 1 + self.iterations // 10)
 
     def rate(self, step: int) -> float:
         """The learning rate of an iteration, counted from 0."""

@@ -54,3 +54,10 @@ def gathered(own: list[T]) -> list[T]:
     lists: list[list[T]] = [[] for _ in range(world_size())]
     distributed.all_gather_object(lists, own)
     return [item for part in lists for item in part]
+
+
+def average(held: torch.Tensor) -> None:
+    """The mean over all processes, in place."""
+    if world_size() > 1:
+        distributed.all_reduce(held)
+        held /= world_size()

@@ -186,6 +186,18 @@ def data(run: Run) -> dict[str, Any]:
     return {"told": told, "classes": classes}
 
 
+def beside(run: Run, result: str) -> dict[str, str] | None:
+    """The picture that judging left beside a result, and what it shows in words."""
+    try:
+        with Image.open(run.journal.results / f"{result}.png") as held:
+            words = str(held.info.get("Description", ""))
+            picture = held.convert("RGB")
+    except OSError:
+        return None
+    picture.thumbnail((1400, 1400))
+    return {"picture": _address(np.asarray(picture), quality=82), "words": words}
+
+
 def _address(pixels: NDArray[np.uint8], *, quality: int = 85) -> str:
     held = io.BytesIO()
     Image.fromarray(pixels).save(held, "JPEG", quality=quality, optimize=True)

@@ -227,6 +227,7 @@ def _tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 row["name"] = f"{run.name}, {run.older(held)}"
             if name and len(runs) > 1 and not spec.startswith("pixels"):
                 row["name"] = f"{run.name}: {name}"
+            row["drawn"] = gallery.beside(run, stem)
             table["rows"].append(row)
     for table in tables.values():
         table["rows"].sort(key=lambda row: not row["own"])

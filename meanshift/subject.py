@@ -73,7 +73,8 @@ class Judged:
         home: Path | None = None,
     ) -> None:
         self.weights, self.workers, self.resize = weights, workers, resize
-        self.seed, self.name = seed, weights.name
+        self.seed = seed
+        self.name = "-".join(filter(None, [weights.name, f"seed{seed}" if seed else ""]))
         self.image_size = image_size or weights.image_size
         self.home = home or weights.home
         self.device = pick_device(device)

@@ -142,6 +142,8 @@ def detect(given: argparse.Namespace, specs: list[str]) -> None:
                 judged = Judged(
                     weights, seed=given.seed or 0, home=home_of(given, spec, specs), **how
                 )
+                if given.root.name not in ("", "..", "VOCdevkit", "VOC2007"):
+                    judged.name = "-".join(filter(None, [judged.name, given.root.name]))
                 _say(f"{spec}: {weights.title}", first)
                 result = protocol.evaluate(judged, train, test, recipe=recipe, seeds=given.seeds)
                 rows[spec] = result.figures

@@ -10,9 +10,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from meanshift.data.ten import NAMES, Measure, Task
-from meanshift.logistic import PENALTIES, Problem
+from meanshift.logistic import PENALTIES, Layer, Problem
 from meanshift.progress import progress
-from meanshift.subject import Judged, Result
+from meanshift.subject import Judged, Part, Result
 
 # fmt: off
 PAPER: dict[str, tuple[float, ...]] = {  # ResNet-50 at 224, in the order of `NAMES`
@@ -37,20 +37,9 @@ def evaluate(judged: Judged, task: Task) -> Result:
         task.train, task.val, task.test, resize=judged.resize or size, bicubic=True
     )
     classes = 1 + max(int(part.labels.max()) for part in (train, val, test))
-    device = judged.device
-    rows, more = train.features.to(device), val.features.to(device)
-    problem, found, best = Problem(rows, train.labels, classes=classes), list[float](), None
-    slow = 0
-    with progress(f"{task.name}: penalties", len(PENALTIES)) as bar:
-        for layer in problem.path():
-            found.append(accuracy(layer(more), val.labels, task.measure))
-            slow += not layer.converged
-            if best is None or found[-1] > max(found[:-1]):  # of equals the strongest penalty
-                best = layer
-            bar.set_postfix({"validation": f"{max(found):.2f}"}, refresh=False)
-            bar.update()
-    assert best is not None
-    both, labels = torch.cat([rows, more]), torch.cat([train.labels, val.labels])
+    best, found = _choose(judged, task, train, val, classes)
+    both = torch.cat([train.features, val.features]).to(judged.device)
+    labels = torch.cat([train.labels, val.labels])
     layer = Problem(both, labels, classes=classes).fit(best.penalty, near=best)
     guessed = layer(test.features)
     other: Measure = "top-1" if task.measure == "mean per class" else "mean per class"
@@ -61,7 +50,7 @@ def evaluate(judged: Judged, task: Task) -> Result:
         "penalty": best.penalty,
         "validation": max(found),
         "validation by penalty": found,
-        "fits that did not converge": slow + (not layer.converged),
+        "converged": layer.converged,
         other: accuracy(guessed, test.labels, other),
         "loss": layer.loss,
     }
@@ -75,6 +64,23 @@ def evaluate(judged: Judged, task: Task) -> Result:
     }
     figures: dict[str, float] = {task.measure: accuracy(guessed, test.labels, task.measure)}
     return Result(f"transfer-{task.name}", figures, settings, card=card)
+
+
+def _choose(
+    judged: Judged, task: Task, train: Part, val: Part, classes: int
+) -> tuple[Layer, list[float]]:
+    """The layer that does best on validation, of equals the strongest penalty; all accuracies."""
+    rows, best, found = train.features.to(judged.device), None, list[float]()
+    path = Problem(rows, train.labels, classes=classes).path()
+    with progress(f"{task.name}: penalties", len(PENALTIES)) as bar:
+        for layer in path:
+            found.append(accuracy(layer(val.features), val.labels, task.measure))
+            if best is None or found[-1] > max(found[:-1]):
+                best = layer
+            bar.set_postfix({"validation": f"{max(found):.2f}"}, refresh=False)
+            bar.update()
+    assert best is not None
+    return best, found
 
 
 def accuracy(guessed: Int[Tensor, " n"], truth: Int[Tensor, " n"], measure: Measure) -> float:
@@ -96,7 +102,8 @@ def together(results: Mapping[str, Result]) -> Result:
         "cards": [result.name for result in results.values()],
     }
     mean = {"mean": sum(figures.values()) / len(figures)}
-    card = {"data": f"{len(results)} datasets", "resize": "bicubic, see the card of each"}
+    data = ", ".join(results) if len(results) <= 4 else f"{len(results)} datasets"
+    card = {"data": data, "resize": "bicubic, see the card of each"}
     return Result("transfer", figures | mean, settings, card=card)
 
 
