@@ -1,12 +1,14 @@
 """Logistic regression: the optimum of scikit-learn, at every penalty, from any start."""
 
 import itertools
+import re
 
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 from torch.nn import functional as F
 
+from meanshift.bench.transfer import bench_transfer
 from meanshift.logistic import PENALTIES, Problem
 
 
@@ -107,3 +109,13 @@ def test_the_same_bits_again():
     some = PENALTIES[::9]
     one, other = (list(Problem(features, labels, classes=3).path(some)) for _ in range(2))
     assert all(torch.equal(a.weight, b.weight) for a, b in zip(one, other, strict=True))
+
+
+def test_the_bench_tells_both_times_and_whose_loss_is_lower():
+    told = bench_transfer(rounds=1, pictures=60, width=12, classes=3)
+    assert "60 x 12 features, 3 classes, 45 penalties from 100000 to 1e-06" in told
+    assert re.search(r"scikit-learn's fits / our path +\d", told)
+    above = float(re.search(r"our loss above theirs at the same penalty +(\S+)", told)[1])
+    assert above < 1e-4
+    with pytest.raises(ValueError, match="--rounds: got 0"):
+        bench_transfer(rounds=0)

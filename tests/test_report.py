@@ -1,5 +1,6 @@
 """The report: one file that needs nothing else, says what is true, and works in a real browser."""
 
+import base64
 import colorsys
 import html
 import json
@@ -16,6 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from meanshift import checkpoint
 from meanshift.config import Config
@@ -171,6 +173,24 @@ def test_a_figure_of_older_weights_says_so(made, tmp_path):
     assert re.fullmatch(r"judged after step \d+ of 99", told)
     text = words(write_report([run], tmp_path / "page.html"))
     assert text.count(told) == 6  # the headline, both tables and their cards, the clusters
+
+
+def test_a_picture_that_lies_beside_a_result_is_shown_with_its_words(made, tmp_path):
+    shutil.copytree(made / "one", tmp_path / "run")
+    results, told = tmp_path / "run" / "results", PngInfo()
+    told.add_text("Description", '2 of 3 "objects" found')
+    card = {"protocol": "detect", "data": "boxes", "judged": "one"}
+    for name in ("detect", "detect-torn"):
+        held = {"figures": {"AP50": 12.5}, "card": card}
+        (results / f"{name}.json").write_text(json.dumps(held))
+    Image.new("RGB", (2000, 100), (0, 160, 0)).save(results / "detect.png", pnginfo=told)
+    (results / "detect-torn.png").write_bytes(b"torn")
+    text = write_report([Run(tmp_path / "run")], tmp_path / "page.html").read_text()
+    shown = re.findall(r'<img src="data:image/jpeg;base64,([^"]+)" alt="([^"]*objects[^"]*)"', text)
+    [(picture, words)] = shown
+    assert html.unescape(words) == '2 of 3 "objects" found'
+    with Image.open(BytesIO(base64.b64decode(picture))) as drawn:
+        assert drawn.size == (1400, 70) and drawn.getpixel((700, 35))[1] > 150
 
 
 def test_it_is_made_alike_twice(made, page):
