@@ -13,6 +13,8 @@ from torch import Tensor
 PENALTIES: tuple[float, ...] = tuple(torch.logspace(5, -6, 45, dtype=torch.float64).tolist())
 """The paper's 45, strongest first."""
 
+MEMORY = 10  # steps from which the curvature is known
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -51,7 +53,7 @@ class Problem:
         labels: Int[Tensor, " n"],
         *,
         classes: int,
-        tolerance: float = 1e-7,
+        tolerance: float = 2e-7,
     ) -> None:
         self.classes, self.tolerance = classes, tolerance
         self.own = labels.to(features.device)[None]
@@ -67,6 +69,8 @@ class Problem:
             spread, axes = torch.linalg.eigh(centred.T @ centred)
         self.spread, self.axes = spread.clamp(min=0).to(features), axes.to(features)
         self.turned = centred @ self.axes
+        # Steps, and how they changed the gradient but for the penalty: good for any other penalty.
+        self.past = deque[tuple[Tensor, Tensor]](maxlen=MEMORY)
 
     def path(self, penalties: Sequence[float] = PENALTIES) -> Iterator[Layer]:
         """The optimum at each penalty, begun on the line through the last two."""
@@ -100,7 +104,8 @@ class Problem:
         curvature = (error.abs() * (1 - error.abs())).mean(1, keepdim=True).clamp(min=1e-12)
         scales = (penalty + curvature * self.spread).reciprocal()
         scales = torch.cat([scales, 1 / (error.shape[1] * curvature)], 1)
-        past = deque[tuple[Tensor, Tensor, Tensor]](maxlen=20)
+        known = (_pair(*pair, penalty) for pair in self.past)
+        past = deque((pair for pair in known if pair[2] > 0), maxlen=MEMORY)
         for _ in range(most):
             step = -_newton(gradient, scales, past)
             slope = (step * gradient).sum()
@@ -118,11 +123,12 @@ class Problem:
                 break  # rounding hides what is left to gain
             moved, change = length * step, there[1] - gradient
             now, (loss, gradient, _) = now + moved, there
-            bent = (moved * change).sum()
-            if bent > 0:
-                past.append((moved, change, bent))
+            if (moved * change).sum() > 0:  # else rounding has the better of it
+                self.past.append((moved, change - _pull(moved, penalty)))
+                past.append(_pair(*self.past[-1], penalty))
         if self.turned.dtype == torch.float32:  # for good: where it is needed once, it is again
             self.turned = self.turned.double()
+            self.past.clear()
             return self._solve(penalty, now)
         return now, float(loss), False
 
@@ -159,6 +165,21 @@ class Problem:
     def _zeros(self) -> Float[Tensor, "classes axes"]:
         zeros: Tensor = self.turned.new_zeros(self.classes, self.turned.shape[1] + 1)
         return zeros
+
+
+def _pull(moved: Float[Tensor, "classes axes"], penalty: float) -> Float[Tensor, "classes axes"]:
+    """How the penalty changes the gradient along a step; it leaves the bias alone."""
+    pull = penalty * moved
+    pull[:, -1] = 0
+    return pull
+
+
+def _pair(
+    moved: Float[Tensor, "classes axes"], bend: Float[Tensor, "classes axes"], penalty: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A step, the change of the gradient along it at a penalty, and their product."""
+    change = bend + _pull(moved, penalty)
+    return moved, change, (moved * change).sum()
 
 
 def _newton(
