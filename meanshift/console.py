@@ -15,20 +15,30 @@ from meanshift.optim import Schedule
 def table(columns: Mapping[str, Mapping[str, float]], *, by: str = "") -> str:
     """Figures by name, a column for each of those compared; one alone is a plain list.
 
-    `by="row"` gives each of those compared a row.
+    `by="row"` gives each of those compared a row. A deviation stands behind its figure.
     """
-    names = list(dict.fromkeys(name for figures in columns.values() for name in figures))
-    if by == "row" or (len(columns) > 1 and len(names) <= 4):  # few figures: a row each
-        columns = {n: {t: f[n] for t, f in columns.items() if n in f} for n in names}
-        names = list(dict.fromkeys(title for figures in columns.values() for title in figures))
+    shown = {title: _cells(figures) for title, figures in columns.items()}
+    names = list(dict.fromkeys(name for cells in shown.values() for name in cells))
+    if by == "row" or (len(shown) > 1 and len(names) <= 4):  # few figures: a row each
+        shown = {n: {t: cells[n] for t, cells in shown.items() if n in cells} for n in names}
+        names = list(dict.fromkeys(title for cells in shown.values() for title in cells))
     left = max(map(len, names), default=0)
-    widths = {title: max(8, len(title)) for title in columns}
+    widths = {t: max(8, len(t), *map(len, cells.values())) for t, cells in shown.items()}
     lines = [" " * (left + 2) + "".join(f"  {title:>{w}}" for title, w in widths.items())]
     for name in names:
-        cells = [f"{f[name]:.2f}" if name in f else "" for f in columns.values()]
-        row = "".join(f"  {c:>{w}}" for c, w in zip(cells, widths.values(), strict=True))
-        lines.append(f"  {name:{left}}{row}")
-    return "\n".join(lines[len(columns) == 1 and by != "row" :])
+        row = "".join(f"  {cells.get(name, ''):>{widths[t]}}" for t, cells in shown.items())
+        lines.append(f"  {name:{left}}{row}".rstrip())
+    return "\n".join(lines[len(shown) == 1 and by != "row" :])
+
+
+def _cells(figures: Mapping[str, float]) -> dict[str, str]:
+    deviations = {f"{name} deviation" for name in figures}
+    return {
+        name: f"{value:.2f}"
+        + (f" ± {figures[f'{name} deviation']:.2f}" if f"{name} deviation" in figures else "")
+        for name, value in figures.items()
+        if name not in deviations
+    }
 
 
 class Console:

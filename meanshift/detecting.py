@@ -7,7 +7,7 @@ import json
 import statistics
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -18,19 +18,30 @@ from torch.utils.data import DataLoader, Dataset
 from meanshift import checkpoint, distributed, keyed
 from meanshift.data.loader import leave_signals_to_the_run
 from meanshift.data.source import Unreadable
-from meanshift.data.voc import Boxes
+from meanshift.data.voc import BAD_SHARE, Boxes
 from meanshift.detections import Found
 from meanshift.detector import Recipe, groups
-from meanshift.machine import autocast
 from meanshift.progress import progress
 from meanshift.subject import Judged
 
 Sample = tuple[Tensor, int, list[Unreadable]]
 
+TRAINED = 2  # raised whenever training changes, so that detectors of before are not met again
 
-def learn(
-    judged: Judged, detector: nn.Module, train: Boxes, recipe: Recipe, seed: int
-) -> tuple[dict[int, float], dict[str, str]]:
+
+@dataclass
+class Learned:
+    """What is told of a detector's training, beside the detector."""
+
+    losses: dict[int, float]
+    """mean loss of the iterations up to each of these"""
+    bad: dict[str, str]
+    """pictures that could not be read, and why"""
+    processes: list[int]
+    """how many worked on it, one after another"""
+
+
+def learn(judged: Judged, detector: nn.Module, train: Boxes, recipe: Recipe, seed: int) -> Learned:
     """Train to the last iteration, from the last checkpoint where there is one."""
     device, world, rank = judged.device, distributed.world_size(), distributed.rank()
     optimizer = torch.optim.SGD(groups(detector, recipe), lr=recipe.lr, momentum=recipe.momentum)
@@ -38,11 +49,18 @@ def learn(
     state, wrong = checkpoint.latest(folder)
     for message in wrong:
         warnings.warn(f"{message}; an earlier one is used", stacklevel=2)
-    start, losses = 0, dict[int, float]()
+    start, told = 0, Learned({}, {}, [])
     if state is not None:
         detector.load_state_dict(state["detector"])
         optimizer.load_state_dict(state["optimizer"])
-        start, losses = state["step"], state["losses"]
+        start, told = state["step"], Learned(**state["told"])
+    if len(set(distributed.gathered([start]))) > 1:
+        raise ValueError(
+            f"detect: the processes found different checkpoints in {folder}; need a folder on a "
+            f"disk that all of them share, with --out"
+        )
+    if told.processes[-1:] != [world] and start < recipe.iterations:
+        told.processes.append(world)
     network = detector
     if world > 1:
         if synchronised(judged):
@@ -51,7 +69,7 @@ def learn(
             detector, device_ids=[device.index] if device.type == "cuda" else None
         )
     network.train()
-    every, bad = max(1, recipe.iterations // 20), dict[str, str]()
+    every = max(1, min(500, recipe.iterations // 20))
     bar = progress(f"train, seed {seed}", recipe.iterations, start=start, shown=rank == 0)
     with bar, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         passed = torch.zeros((), device=device)  # summed there, so that no step waits for it
@@ -59,12 +77,10 @@ def learn(
             train, recipe, seed, start, recipe.iterations, judged.workers
         ):
             pictures, targets = _prepared(train, samples, recipe, seed, step, device)
-            for _, _, errors in samples:
-                bad |= {error.title: error.why for error in errors}
+            told.bad |= {bad.title: bad.why for _, _, errors in samples for bad in errors}
             for group in optimizer.param_groups:
                 group["lr"] = recipe.rate(step)
-            with autocast(device, judged.precision):
-                loss = sum(network(pictures, targets).values())
+            loss = sum(network(pictures, targets).values())
             optimizer.zero_grad(set_to_none=True)
             (loss * len(samples) * world / recipe.batch_size).backward()
             optimizer.step()
@@ -72,15 +88,17 @@ def learn(
             bar.update()
             done = step + 1
             if done % every == 0 or done == recipe.iterations:
-                losses[done] = _mean_loss(passed, done, losses)
+                told.losses[done] = _mean_loss(passed, done, told.losses)
+                told.bad = dict(distributed.gathered(list(told.bad.items())))
+                refuse_many(told.bad, train)
                 passed.zero_()
-                told = {"loss": f"{losses[done]:.3f}", "lr": f"{recipe.rate(step):.2g}"}
-                bar.set_postfix(told, refresh=False)
+                shown = {"loss": f"{told.losses[done]:.3f}", "lr": f"{recipe.rate(step):.2g}"}
+                bar.set_postfix(shown, refresh=False)
                 if rank == 0:
                     held = {"detector": detector.state_dict(), "optimizer": optimizer.state_dict()}
-                    checkpoint.save(folder, {"step": done, "losses": losses, **held})
+                    checkpoint.save(folder, {"step": done, "told": asdict(told), **held})
     _settle(judged, detector, train, recipe, seed)
-    return losses, bad
+    return told
 
 
 @torch.no_grad()
@@ -96,16 +114,26 @@ def _settle(judged: Judged, detector: nn.Module, train: Boxes, recipe: Recipe, s
         norm.momentum = None  # the plain mean over the batches
     start, device = recipe.iterations, judged.device
     batches = _batches(train, recipe, seed, start, start + recipe.settling, judged.workers)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    bar = progress("batch norm", recipe.settling, shown=distributed.rank() == 0)
+    with bar, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         for step, samples in batches:
-            pictures, targets = _prepared(train, samples, recipe, seed, step, device)
-            with autocast(device, judged.precision):
-                detector(pictures, targets)
+            detector(*_prepared(train, samples, recipe, seed, step, device))
+            bar.update()
     for norm, momentum in zip(norms, usual, strict=True):
         norm.momentum = momentum
         for held in (norm.running_mean, norm.running_var):
             assert held is not None
             distributed.average(held)
+
+
+def refuse_many(bad: dict[str, str], pictures: Boxes) -> None:
+    """A few pictures that cannot be read are counted; many would make another task of it."""
+    if len(bad) > BAD_SHARE * len(pictures):
+        title, why = next(iter(bad.items()))
+        raise ValueError(
+            f"{pictures.name}: {len(bad)} of {len(pictures)} pictures cannot be read, the first is "
+            f"{title} ({why}); at most {BAD_SHARE:.0%} may: mend them, or take them off the list"
+        )
 
 
 def _mean_loss(passed: Tensor, done: int, losses: dict[int, float]) -> float:
@@ -135,8 +163,7 @@ def detect(
             if errors:  # another picture stands in its place, which is for training
                 bad.append((errors[0].title, errors[0].why))
                 continue
-            with autocast(device, judged.precision):
-                found = detector([picture.to(device).float().div_(255)])[0]
+            found = detector([picture.to(device).float().div_(255)])[0]
             boxes, scores = (found[name].float().cpu() for name in ("boxes", "scores"))
             mine.append((index, Found(boxes, scores, found["labels"].cpu() - 1)))
     return dict(distributed.gathered(mine)), dict(distributed.gathered(bad))
@@ -216,7 +243,8 @@ def _prepared(
 
 def _folder(judged: Judged, train: Boxes, recipe: Recipe, seed: int) -> Path:
     """Where a detector's checkpoints lie: another for other weights, pictures or settings."""
-    key = [judged.fingerprint, train.fingerprint(), asdict(recipe), seed, str(judged.precision)]
+    how = [asdict(recipe), seed, str(judged.precision), TRAINED]
+    key = [judged.fingerprint, train.fingerprint(), *how]
     name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
     folder = judged.home / "detectors" / name
     folder.mkdir(parents=True, exist_ok=True)

@@ -61,10 +61,11 @@ class Problem:
         centred = features - self.mean
         few = len(features) < features.shape[1]
         if few:  # from the axes of the pictures to those of the features
-            spread, axes = torch.linalg.eigh((centred @ centred.T).double())
+            exact = centred.double()
+            spread, axes = torch.linalg.eigh(exact @ exact.T)
             kept = spread > 1e-10 * spread[-1]
             spread, axes = spread[kept], axes[:, kept]
-            axes = centred.double().T @ (axes / spread.sqrt())
+            axes = exact.T @ (axes / spread.sqrt())
         else:
             spread, axes = torch.linalg.eigh(centred.T @ centred)
         self.spread, self.axes = spread.clamp(min=0).to(features), axes.to(features)

@@ -209,7 +209,7 @@ def _tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
             protocol, data = card.get("protocol"), card.get("data")
             if not protocol or not data or not all(map(is_number, figures.values())):
                 continue
-            if protocol.startswith("transfer-"):  # one dataset: the table of all has it
+            if re.match("transfer-(?!of-)", protocol):  # one dataset: the table of all has it
                 continue
             table = tables.setdefault(
                 (protocol, data), {"protocol": protocol, "data": data, "columns": {}, "rows": []}

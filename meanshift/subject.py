@@ -17,7 +17,15 @@ from torch import Tensor, nn
 
 from meanshift import keyed
 from meanshift.config import Config
-from meanshift.data import Cut, Source, hold_out, open_source, same_classes, train_and_held_out
+from meanshift.data import (
+    Cut,
+    Source,
+    hold_out,
+    known,
+    open_source,
+    same_classes,
+    train_and_held_out,
+)
 from meanshift.features import extract, stored
 from meanshift.journal import Journal, environment, whole_file
 from meanshift.machine import pick_device, pick_precision
@@ -290,20 +298,14 @@ def _parts(
             parts = whole.take(first.indices), whole.take(held.indices)
             if all(part.labelled for part in parts):
                 told = f"held out as in the run, {own.data.held_out}, seed {seed}"
-                return (_labelled(parts[0]), _labelled(parts[1])), told
+                return (known(parts[0]), known(parts[1])), told
         split = str(own.data.held_out) if own.data.held_out in splits else ""
         seen = "; the run has seen them unlabelled" if held is None else ""
     name = split or next((name for name in splits if splits[name].labelled), "")
     if name:
         test = same_classes(splits[name], train)
-        return (_labelled(train), _labelled(test)), f"the source's own train and {name}"
-    train = _labelled(train)
+        return (known(train), known(test)), f"the source's own train and {name}"
+    train = known(train)
     share = 0.1 if len(train) >= 100 else 0.25
     told = f"{share:.0%} held out, stratified, seed {seed}{seen}"
     return hold_out(train, share, seed=seed), told
-
-
-def _labelled(source: Source) -> Source:
-    assert source.labels is not None
-    known = source.labels >= 0
-    return source if bool(known.all()) else source.take(known.nonzero()[:, 0])

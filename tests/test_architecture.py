@@ -44,7 +44,7 @@ NARROWER = {  # the rooms for which the plan allows less than every lower floor
     "health": "",
     "logistic": "",
     "detections": "",
-    "detector": "keyed",
+    "detector": "keyed machine",
     "drawn": "look detections",
     "checkpoint": "config encoder journal",
     "look": "journal",

@@ -316,7 +316,7 @@ def test_mistakes_are_told_with_what_to_type(given, message, call, tmp_path, mon
 
 def test_a_root_is_for_those_that_have_one(call):
     code, _, err = call("evaluate", "knn", "pixels", "--data", "sample", "--root", ".")
-    assert code == 2 and "--root: is for transfer and detect; got knn" in err
+    assert code == 2 and "--root: is for transfer, detect; got knn" in err
 
 
 def test_several_processes_are_for_detect(call, monkeypatch):

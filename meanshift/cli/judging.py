@@ -51,7 +51,9 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
         "--compare", nargs="+", default=[], metavar="WEIGHTS", help="judge these too, side by side"
     )
     parser.add_argument("--split", default="", help="the split to judge on [val or test]")
-    parser.add_argument("--seed", type=int, help="of layers, cuts and clusters [the run's]")
+    parser.add_argument(
+        "--seed", type=int, help="of layers, cuts and clusters [the run's; transfer, detect: 0]"
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="for results and features")
     add_reading(parser)
     knn = parser.add_argument_group("knn")
@@ -89,6 +91,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     add_transferring(parser)
     cluster = parser.add_argument_group("cluster")
     cluster.add_argument("--clusters", type=int, default=0, help="[as many as classes]")
+    parser.set_defaults(usual=vars(parser.parse_args(["none"])))
 
 
 def _evaluate(given: argparse.Namespace) -> int:
@@ -101,11 +104,10 @@ def _evaluate(given: argparse.Namespace) -> int:
             f"evaluate: got {' '.join(given.words)}; need one or more of {', '.join(NAMES)}, then "
             f"what to judge: meanshift evaluate knn RUN --data SOURCE"
         )
-    if given.sweep is not None and "linear" not in names:
-        raise ValueError(f"--sweep: is for linear; got {', '.join(names)}")
+    _refuse_idle(given, names)
     rooted = [name for name in names if name in ("transfer", "detect")]
-    if given.root is not None and not rooted:
-        raise ValueError(f"--root: is for transfer and detect; got {', '.join(names)}")
+    if len(set(rooted)) > 1:
+        raise ValueError("transfer and detect have a --root of their own each: type two commands")
     frozen = [name for name in names if name not in rooted]
     if world_size() > 1 and set(names) != {"detect"}:
         raise ValueError(
@@ -119,6 +121,36 @@ def _evaluate(given: argparse.Namespace) -> int:
     if "detect" in names:
         detect(given, specs)
     return 0
+
+
+_FROZEN = "knn linear semi cluster"
+_FOR = {  # what each option is for; the others are for all
+    "data split labels": _FROZEN,
+    "image_size resize": f"{_FROZEN} transfer",
+    "ks temperature": "knn",
+    "sweep": "linear",
+    "cached epochs": "linear semi",
+    "lr": "linear semi detect",
+    "fractions counts lists fine_tune": "semi",
+    "seeds": "semi detect",
+    "clusters": "cluster",
+    "root": "transfer detect",
+    "only add": "transfer",
+    "iterations size batch_size rois classes": "detect",
+}
+
+
+def _refuse_idle(given: argparse.Namespace, names: list[str]) -> None:
+    """An option that none of the protocols reads would be believed to have done something."""
+    for options, protocols in _FOR.items():
+        for option in options.split():
+            if getattr(given, option) != given.usual[option] and not set(names) & set(
+                protocols.split()
+            ):
+                raise ValueError(
+                    f"--{option.replace('_', '-')}: is for {', '.join(protocols.split())}; got "
+                    f"{', '.join(names)}"
+                )
 
 
 def _judge(given: argparse.Namespace, names: list[str], specs: list[str]) -> None:

@@ -122,16 +122,18 @@ def detect(given: argparse.Namespace, specs: list[str]) -> None:
         given.iterations, size=given.size, batch_size=given.batch_size, rois=given.rois,
         lr=given.lr,
     )  # fmt: skip
-    classes = [name for name in (given.classes or "").split(",") if name]
+    words = (" ".join(name.split()) for name in (given.classes or "").split(","))
+    classes = [name for name in words if name]
     device = own_device(pick_device(given.device))
     rows: dict[str, dict[str, float]] = {}
     with joined(device):
         first = rank() == 0
         with warnings.catch_warnings():
-            warnings.simplefilter("default" if first else "ignore")  # one voice is enough
+            if not first:  # one voice is enough
+                warnings.simplefilter("ignore")
             train, test = read_voc(given.root, classes=classes)
             _say(
-                f"{train.name}: {len(train)} pictures; {test.name}: {len(test)}; "
+                f"{train.place}, {train.name}: {len(train)} pictures; {test.name}: {len(test)}; "
                 f"{', '.join(train.classes)}; batches of {recipe.batch_size} at "
                 f"{recipe.sizes[0]} to {recipe.size} pixels, {recipe.rois} regions, rate "
                 f"{recipe.lr:g}",
@@ -142,8 +144,6 @@ def detect(given: argparse.Namespace, specs: list[str]) -> None:
                 judged = Judged(
                     weights, seed=given.seed or 0, home=home_of(given, spec, specs), **how
                 )
-                if given.root.name not in ("", "..", "VOCdevkit", "VOC2007"):
-                    judged.name = "-".join(filter(None, [judged.name, given.root.name]))
                 _say(f"{spec}: {weights.title}", first)
                 result = protocol.evaluate(judged, train, test, recipe=recipe, seeds=given.seeds)
                 rows[spec] = result.figures
@@ -152,7 +152,7 @@ def detect(given: argparse.Namespace, specs: list[str]) -> None:
                     _say(f"card: {card}\npicture: {card.with_suffix('.png')}: {result.text}", first)
     if first:
         paper = {f"{title} *": row for title, row in protocol.beside().items()}
-        print(f"\n{result.name} on {test.name}\n{table(rows | paper, by='row')}")
+        print(f"\n{result.name} on {test.name} of {test.place}\n{table(rows | paper, by='row')}")
         print("* the paper's table: ResNet-50, VOC 07+12 trainval, VOC 07 test, mean of 5 runs")
 
 

@@ -11,13 +11,14 @@ import torch
 
 from meanshift.data import arrays, folder, named, sample
 from meanshift.data.labels import is_table, read_labels
-from meanshift.data.source import Cut, Source, Unreadable, hold_out, stratified
+from meanshift.data.source import Cut, Source, Unreadable, hold_out, known, stratified
 
 __all__ = [
     "Cut",
     "Source",
     "Unreadable",
     "hold_out",
+    "known",
     "open_source",
     "same_classes",
     "stratified",

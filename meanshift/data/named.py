@@ -117,4 +117,6 @@ class _DecodingSource(Source):
             picture, _ = self.dataset[index]
             return torch.from_numpy(np.array(to_rgb(picture))).permute(2, 0, 1)
         except Exception as error:  # as for files: decoders raise anything
-            raise Unreadable(self.title(index), f"{type(error).__name__}: {error}") from None
+            files = files_of(self.dataset)
+            title = str(files[index]) if files else self.title(index)
+            raise Unreadable(title, f"{type(error).__name__}: {error}") from None

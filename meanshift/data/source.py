@@ -115,6 +115,13 @@ class Cut(Source):
         return hashlib.sha256(whole.encode() + self.indices.numpy().tobytes()).hexdigest()[:16]
 
 
+def known(source: Source) -> Source:
+    """Only the pictures whose class is known."""
+    assert source.labels is not None
+    has = source.labels >= 0
+    return source if bool(has.all()) else source.take(has.nonzero()[:, 0])
+
+
 def written(files: Sequence[Path]) -> str:
     """Changes when one of these files is written anew or its like lies in its place.
 

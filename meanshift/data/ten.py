@@ -13,7 +13,7 @@ from torch import Tensor
 from meanshift import keyed
 from meanshift.data import named, open_source, same_classes
 from meanshift.data.arrays import read_arrays
-from meanshift.data.source import Source
+from meanshift.data.source import Source, known
 
 Measure = Literal["top-1", "mean per class"]
 
@@ -132,7 +132,7 @@ def open_task(name: str, root: Path, *, seed: int = 0) -> Task:
         reason = told.partition("\n")[0].partition(" You can use download")[0].rstrip(".")
         raise ValueError(
             f"{name}: {reason}: the copy under {place} is damaged or not whole; get "
-            f"{entry.archives} anew from {entry.page}"
+            f"{entry.archives} anew from {entry.page}, or leave it out with --only"
         ) from error
     seeded = f", seed {seed}" if entry.count or entry.share else ""
     return Task(name, entry.title, train, val[0], test, entry.measure, entry.split + seeded)
@@ -145,8 +145,8 @@ def task_of(name: str, spec: str, *, seed: int = 0) -> Task:
     if not whole.labelled:
         raise ValueError(f"{spec}: no labels; need a folder for each class, labels.csv or y_train")
     given = [part for part in ("val", "test") if part in splits and splits[part].labelled]
-    held = [_known(same_classes(splits[part], whole)) for part in given]
-    train = _known(whole)
+    held = [known(same_classes(splits[part], whole)) for part in given]
+    train = known(whole)
     classes, sizes = _labels(train).unique(return_counts=True)
     if len(classes) < 2:
         raise ValueError(f"{spec}: all pictures are of one class; need two classes or more")
@@ -250,9 +250,3 @@ def _labels(source: Source) -> Int[Tensor, " n"]:
     if source.labels is None:
         raise ValueError("got no labels, need one a picture")
     return source.labels
-
-
-def _known(source: Source) -> Source:
-    """Only the pictures whose class is known."""
-    known = _labels(source) >= 0
-    return source if bool(known.all()) else source.take(known.nonzero()[:, 0])

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -49,6 +49,16 @@ class Boxes:
     name: str
     classes: list[str]
     pictures: list[Annotated]
+    root: Path = Path()
+    asked: bool = False
+    """whether the classes were asked for, rather than all that there are"""
+
+    @property
+    def place(self) -> str:
+        """What people call the folder that holds it all."""
+        layout = ("VOCdevkit", "VOC2007", "")
+        folders = (self.root.absolute(), *self.root.absolute().parents)
+        return next((folder.name for folder in folders if folder.name not in layout), "VOC")
 
     def __len__(self) -> int:
         return len(self.pictures)
@@ -94,7 +104,12 @@ def read_voc(root: Path, *, classes: Sequence[str] = ()) -> tuple[Boxes, Boxes]:
             f"which lack {', '.join(unmet) or 'none'} and have {', '.join(sorted(met)[:30])}"
         )
     known = list(classes) or sorted(met)
-    return _numbered(name, known, train, bare=False), _numbered(judged, known, test, bare=True)
+    parts = (
+        _numbered(name, known, train, bare=False),
+        _numbered(judged, known, test, bare=True),
+    )
+    first, second = (replace(part, root=root, asked=bool(classes)) for part in parts)
+    return first, second
 
 
 def _years(root: Path) -> list[Path]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import re
 import statistics
 import warnings
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import torch
+
 from meanshift import distributed, drawn, keyed
-from meanshift.data.voc import Boxes
-from meanshift.detecting import detect, learn, synchronised
+from meanshift.data.voc import Annotated, Boxes
+from meanshift.detecting import Learned, detect, learn, refuse_many, synchronised
 from meanshift.detections import Found, Truth, average_precision
 from meanshift.detector import Recipe, build_detector
 from meanshift.subject import Judged, Result
@@ -31,8 +35,6 @@ PAPER: dict[str, tuple[float, float, float]] = {  # ResNet-50, 07+12 trainval, 0
     "MSF w/s, 200": (56.6, 82.2, 63.1),
 }
 """AP, AP50 and AP75 of the paper's table."""
-
-SHOWN = 24  # photographs in the picture
 
 
 def evaluate(
@@ -58,35 +60,43 @@ def evaluate(
         figures[name] = statistics.fmean(values)
         if seeds > 1:
             figures[f"{name} deviation"] = statistics.stdev(values)
+    alone = "one process" if distributed.world_size() == 1 else "each process its own"
     settings = {
         **asdict(recipe),
         "short sides in training": recipe.sizes,
+        "proposals": recipe.proposals,
         "seeds": list(own),
         "by seed": {name: [t.figures[name] for t in trials] for name in trials[0].figures},
         "AP50 by class": [
-            dict(zip(test.classes, trial.by_class, strict=True)) for trial in trials
+            {
+                c: None if math.isnan(ap) else ap
+                for c, ap in zip(test.classes, t.by_class, strict=True)
+            }
+            for t in trials
         ],
-        "loss": [trial.losses for trial in trials],
-        "processes": distributed.world_size(),
-        "batch norm": "synchronised" if synchronised(judged) else "each process its own"
-        if distributed.world_size() > 1 else "one process",
-    }  # fmt: skip
+        "loss": [trial.told.losses for trial in trials],
+        "processes": [trial.told.processes for trial in trials],
+        "batch norm": "synchronised" if synchronised(judged) else alone,
+    }
+    unreadable = {title for trial in trials for title in (*trial.told.bad, *trial.lost)}
     card = {
-        "data": f"{train.name}, judged on {test.name}",
+        "data": f"{train.place}: {train.name}, judged on {test.name}",
+        "root": str(train.root.absolute()),
         "split": "pictures as listed; difficult objects are trained on and not judged",
         "sizes": {"train": len(train), "test": len(test)},
-        "objects": {name: sum(len(p.labels) for p in part.pictures)
-                    for name, part in (("train", train), ("test", test))},
+        "objects": {"train": _objects(train), "test": _objects(test)},
         "classes": test.classes,
         "pictures": train.fingerprint(),
-        "unreadable": trials[0].unreadable,
+        "unreadable": len(unreadable),
         "image_size": recipe.size,
         "resize": f"short side {recipe.size}, long side at most {round(1333 * recipe.size / 800)}",
-    }  # fmt: skip
-    figure, text = _picture(test, trials[0].founds)
-    return Result(
-        f"detect{recipe.tag}", figures, settings, picture=figure, text=text, card=card
-    )  # fmt: skip
+    }
+    words = [f"detect{recipe.tag}", train.place, *(test.classes if test.asked else [])]
+    words += [f"{seeds}-seeds"] if seeds > 1 else []
+    words += [] if judged.precision == torch.float32 else [str(judged.precision)[6:]]
+    name = re.sub(r"[^\w.-]+", "-", "-".join(words))[:120]
+    picture, text = (None, "") if distributed.rank() else _picture(test, trials[0].founds)
+    return Result(name, figures, settings, picture=picture, text=text, card=card)
 
 
 @dataclass(frozen=True)
@@ -94,53 +104,56 @@ class _Trial:
     figures: dict[str, float]
     by_class: list[float]
     founds: dict[int, Found]
-    losses: dict[int, float]
-    unreadable: int
+    told: Learned
+    lost: dict[str, str]
 
 
 def _trial(judged: Judged, train: Boxes, test: Boxes, recipe: Recipe, seed: int) -> _Trial:
     """One detector from its first iteration to its figures."""
-    device = judged.device
-    detector = build_detector(judged.backbone, len(train.classes), recipe=recipe, seed=seed)
-    detector.to(device)
-    losses, bad = learn(judged, detector, train, recipe, seed)
+    detector = build_detector(
+        judged.backbone, len(train.classes), recipe=recipe, seed=seed, precision=judged.precision
+    )
+    detector.to(judged.device)
+    told = learn(judged, detector, train, recipe, seed)
     founds, lost = detect(judged, detector, test, f"detect, seed {seed}")
-    bad |= lost
-    if bad:
+    refuse_many(lost, test)
+    if bad := told.bad | lost:
         title, why = next(iter(bad.items()))
         warnings.warn(
             f"{len(bad)} pictures cannot be read and are left out, the first is {title} ({why})",
             stacklevel=2,
         )
-    truths = {i: Truth(p.boxes, p.labels, p.difficult) for i, p in enumerate(test.pictures)}
     seen = sorted(founds)
-    if not seen:
-        raise ValueError(f"{test.name}: none of its {len(test)} pictures can be read")
+    truths = [_truth(test.pictures[index]) for index in seen]
     figures, by_class = dict[str, float](), list[float]()
     rules: dict[Literal["coco", "voc07"], str] = {"coco": " (COCO)", "voc07": ""}
     for rule, suffix in rules.items():
-        told = average_precision(
-            [founds[i] for i in seen], [truths[i] for i in seen],
-            classes=len(test.classes), rule=rule,
-        )  # fmt: skip
-        named = {"AP": told.ap, "AP50": told.ap50, "AP75": told.ap75}
+        found = average_precision(
+            [founds[index] for index in seen], truths, classes=len(test.classes), rule=rule
+        )
+        named = {"AP": found.ap, "AP50": found.ap50, "AP75": found.ap75}
         figures = {f"{name}{suffix}": value for name, value in named.items()} | figures
-        by_class = told.by_class
-    return _Trial(figures, by_class, founds, losses, len(bad))
+        by_class = found.by_class
+    return _Trial(figures, by_class, founds, told, lost)
 
 
 def _picture(test: Boxes, founds: dict[int, Found]) -> tuple[Any, str]:
     """Some of the test photographs, with what was found in them."""
-    chosen = keyed.choose(0, len(test), SHOWN, keyed.PROBE).tolist()
-    shown = [index for index in chosen if index in founds]
-    pictures = [test.pictures[index] for index in shown]
-    truths = [Truth(p.boxes, p.labels, p.difficult) for p in pictures]
-    found = [founds[index] for index in shown]
-    figure = drawn.draw(
-        [test.read(index) for index in shown], truths, found,
-        classes=test.classes, titles=[p.title for p in pictures],
-    )  # fmt: skip
+    seen = sorted(founds)
+    shown = [seen[index] for index in keyed.choose(0, len(seen), drawn.MOST, keyed.PROBE).tolist()]
+    truths, found = [_truth(test.pictures[i]) for i in shown], [founds[i] for i in shown]
+    titles = [test.pictures[index].title for index in shown]
+    pictures = [test.read(index) for index in shown]
+    figure = drawn.draw(pictures, truths, found, classes=test.classes, titles=titles)
     return figure, drawn.count(truths, found)
+
+
+def _truth(picture: Annotated) -> Truth:
+    return Truth(picture.boxes, picture.labels, picture.difficult)
+
+
+def _objects(pictures: Boxes) -> int:
+    return sum(len(picture.labels) for picture in pictures.pictures)
 
 
 def beside() -> dict[str, dict[str, float]]:

@@ -30,18 +30,25 @@ PAPER: dict[str, tuple[float, ...]] = {  # ResNet-50 at 224, in the order of `NA
 # fmt: on
 
 
+BAD_SHARE = 0.01  # of a part's pictures that may be unreadable
+
+
 def evaluate(judged: Judged, task: Task) -> Result:
     """The paper's figure of one dataset; the test pictures are looked at once, at the end."""
     size = judged.image_size
     train, val, test = judged.parts(
         task.train, task.val, task.test, resize=judged.resize or size, bicubic=True
     )
-    classes = 1 + max(int(part.labels.max()) for part in (train, val, test))
+    parts = {"train": (task.train, train), "val": (task.val, val), "test": (task.test, test)}
+    _refuse_many(
+        task, {name: (len(whole), len(part.source)) for name, (whole, part) in parts.items()}
+    )
+    # The layer's outputs are the classes that there are, in a row; others are never guessed.
+    classes, numbers = torch.cat([train.labels, val.labels]).unique(return_inverse=True)
     best, found = _choose(judged, task, train, val, classes)
     both = torch.cat([train.features, val.features]).to(judged.device)
-    labels = torch.cat([train.labels, val.labels])
-    layer = Problem(both, labels, classes=classes).fit(best.penalty, near=best)
-    guessed = layer(test.features)
+    layer = Problem(both, numbers, classes=len(classes)).fit(best.penalty, near=best)
+    guessed = classes[layer(test.features)]
     other: Measure = "top-1" if task.measure == "mean per class" else "mean per class"
     settings = {
         "classifier": "multinomial logistic regression, L-BFGS, refit on train + validation",
@@ -54,7 +61,6 @@ def evaluate(judged: Judged, task: Task) -> Result:
         other: accuracy(guessed, test.labels, other),
         "loss": layer.loss,
     }
-    parts = {"train": (task.train, train), "val": (task.val, val), "test": (task.test, test)}
     card = {
         "data": task.title,
         "split": task.split,
@@ -67,20 +73,31 @@ def evaluate(judged: Judged, task: Task) -> Result:
 
 
 def _choose(
-    judged: Judged, task: Task, train: Part, val: Part, classes: int
+    judged: Judged, task: Task, train: Part, val: Part, classes: Int[Tensor, " classes"]
 ) -> tuple[Layer, list[float]]:
     """The layer that does best on validation, of equals the strongest penalty; all accuracies."""
     rows, best, found = train.features.to(judged.device), None, list[float]()
-    path = Problem(rows, train.labels, classes=classes).path()
+    numbers = torch.searchsorted(classes, train.labels)
+    path = Problem(rows, numbers, classes=len(classes)).path()
     with progress(f"{task.name}: penalties", len(PENALTIES)) as bar:
         for layer in path:
-            found.append(accuracy(layer(val.features), val.labels, task.measure))
+            found.append(accuracy(classes[layer(val.features)], val.labels, task.measure))
             if best is None or found[-1] > max(found[:-1]):
                 best = layer
             bar.set_postfix({"validation": f"{max(found):.2f}"}, refresh=False)
             bar.update()
     assert best is not None
     return best, found
+
+
+def _refuse_many(task: Task, sizes: Mapping[str, tuple[int, int]]) -> None:
+    """A few pictures that cannot be read are counted; many would make another task of it."""
+    for name, (whole, read) in sizes.items():
+        if whole - read > BAD_SHARE * whole:
+            raise ValueError(
+                f"{task.name}: {whole - read} of {whole} pictures of {name} cannot be read; at "
+                f"most {BAD_SHARE:.0%} may: get them anew, or leave the dataset out (--only)"
+            )
 
 
 def accuracy(guessed: Int[Tensor, " n"], truth: Int[Tensor, " n"], measure: Measure) -> float:
@@ -99,12 +116,16 @@ def together(results: Mapping[str, Result]) -> Result:
     settings: dict[str, Any] = {
         "measures": {name: next(iter(result.figures)) for name, result in results.items()},
         "penalties": {name: result.settings["penalty"] for name, result in results.items()},
-        "cards": [result.name for result in results.values()],
     }
     mean = {"mean": sum(figures.values()) / len(figures)}
-    data = ", ".join(results) if len(results) <= 4 else f"{len(results)} datasets"
-    card = {"data": data, "resize": "bicubic, see the card of each"}
-    return Result("transfer", figures | mean, settings, card=card)
+    whole = list(results) == list(NAMES)
+    data = "the ten datasets" if whole else ", ".join(results)
+    told = ("data", "split", "sizes", "unreadable", "resize")
+    cards = {name: {key: result.card[key] for key in told} for name, result in results.items()}
+    card = {"data": data, "resize": "see datasets", "datasets": cards}
+    some = list(results) if len(results) <= 4 else [str(len(results))]
+    name = "transfer" if whole else "transfer-of-" + "-".join(some)
+    return Result(name, figures | mean, settings, card=card)
 
 
 def beside(names: list[str]) -> dict[str, dict[str, float]]:
