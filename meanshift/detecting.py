@@ -78,19 +78,20 @@ def learn(judged: Judged, detector: nn.Module, train: Boxes, recipe: Recipe, see
         ):
             pictures, targets = _prepared(train, samples, recipe, seed, step, device)
             told.bad |= {bad.title: bad.why for _, _, errors in samples for bad in errors}
+            refuse_many(told.bad, train)
             for group in optimizer.param_groups:
                 group["lr"] = recipe.rate(step)
             loss = sum(network(pictures, targets).values())
             optimizer.zero_grad(set_to_none=True)
-            (loss * len(samples) * world / recipe.batch_size).backward()
+            share = len(samples) * world / recipe.batch_size
+            (loss * share).backward()
             optimizer.step()
-            passed += loss.detach()
+            passed += loss.detach() * share
             bar.update()
             done = step + 1
             if done % every == 0 or done == recipe.iterations:
                 told.losses[done] = _mean_loss(passed, done, told.losses)
                 told.bad = dict(distributed.gathered(list(told.bad.items())))
-                refuse_many(told.bad, train)
                 passed.zero_()
                 shown = {"loss": f"{told.losses[done]:.3f}", "lr": f"{recipe.rate(step):.2g}"}
                 bar.set_postfix(shown, refresh=False)
@@ -128,7 +129,7 @@ def _settle(judged: Judged, detector: nn.Module, train: Boxes, recipe: Recipe, s
 
 def refuse_many(bad: dict[str, str], pictures: Boxes) -> None:
     """A few pictures that cannot be read are counted; many would make another task of it."""
-    if len(bad) > BAD_SHARE * len(pictures):
+    if len(bad) > min(max(1, BAD_SHARE * len(pictures)), len(pictures) - 1):
         title, why = next(iter(bad.items()))
         raise ValueError(
             f"{pictures.name}: {len(bad)} of {len(pictures)} pictures cannot be read, the first is "
@@ -214,7 +215,11 @@ class _Decoded(Dataset[Sample]):
                 return self.pictures.read(here), here, errors
             except Unreadable as error:
                 errors.append(error)
-        raise ValueError(f"{self.pictures.name}: none of its pictures can be read")
+        return (
+            torch.zeros(3, 32, 32, dtype=torch.uint8),
+            index,
+            errors,
+        )  # and the count will stop it
 
 
 def _prepared(

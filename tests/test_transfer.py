@@ -116,6 +116,47 @@ def test_all_together_is_one_figure_each_and_their_mean(noisy):
     assert whole.settings["measures"] == {"a": "top-1", "b": "mean per class"}
 
 
+def test_labels_far_apart_and_strange_ones_cost_nothing(noisy):
+    parts, labels = noisy
+    plain = transfer.evaluate(Stub(*parts), task(labels))
+    apart = [[10**9 * label + 7 for label in part] for part in labels]
+    assert transfer.evaluate(Stub(*parts), task(apart)).figures == plain.figures
+
+
+@pytest.mark.parametrize(("gone", "refused"), [(1, False), (2, True)])
+def test_many_unreadable_pictures_make_no_figure(gone, refused):
+    random = torch.Generator().manual_seed(0)
+    labels = [0, 1] * 60
+    rows = torch.randn(120, 4, generator=random) + torch.tensor(labels)[:, None]
+
+    class Some(Stub):
+        def parts(self, *sources, **_):
+            read = [
+                one.take(torch.arange(len(one) - gone * (one is sources[2]))) for one in sources
+            ]
+            return [Part(one, rows[: len(one)]) for one in read]
+
+    made = task([labels, labels, labels])
+    if refused:
+        with pytest.raises(
+            ValueError, match=r"made: 2 of 120 pictures of test cannot be read; .*1%"
+        ):
+            transfer.evaluate(Some(), made)
+    else:
+        assert transfer.evaluate(Some(), made).card["unreadable"] == 1
+
+
+def test_the_card_of_all_has_splits_and_sizes_of_each(noisy):
+    parts, labels = noisy
+    one = transfer.evaluate(Stub(*parts), task(labels))
+    some = transfer.together({"made": one, "other": one})
+    assert some.name == "transfer-of-made-other" and some.card["data"] == "made, other"
+    told = some.card["datasets"]["made"]
+    assert told["sizes"] == {"train": 60, "val": 45, "test": 90} and told["split"] == "as made"
+    assert transfer.together(dict.fromkeys(NAMES, one)).name == "transfer"
+    assert transfer.together(dict.fromkeys(NAMES[:6], one)).name == "transfer-of-6"
+
+
 # The paper
 
 
