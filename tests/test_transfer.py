@@ -119,8 +119,10 @@ def test_all_together_is_one_figure_each_and_their_mean(noisy):
 def test_labels_far_apart_and_strange_ones_cost_nothing(noisy):
     parts, labels = noisy
     plain = transfer.evaluate(Stub(*parts), task(labels))
-    apart = [[10**9 * label + 7 for label in part] for part in labels]
+    apart = [[400_000 * label + 7 for label in part] for part in labels]
     assert transfer.evaluate(Stub(*parts), task(apart)).figures == plain.figures
+    with pytest.raises(ValueError, match=r"a label is 2000000, .*need classes numbered from 0"):
+        source([0, 1, 2_000_000])
 
 
 @pytest.mark.parametrize(("gone", "refused"), [(1, False), (2, True)])

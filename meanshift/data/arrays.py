@@ -48,6 +48,11 @@ class ArraySource(Source):
                 )
             self.labels = torch.from_numpy(flat.reshape(-1).astype(np.int64))
         count = 0 if self.labels is None or not len(self.labels) else int(self.labels.max()) + 1
+        if count > 1_000_000:
+            raise ValueError(
+                f"{name}: a label is {count - 1}, and there are {len(pixels)} pictures; need "
+                f"classes numbered from 0: np.unique(labels, return_inverse=True)[1]"
+            )
         self.classes = classes or [str(i) for i in range(count)]
 
     def __len__(self) -> int:
