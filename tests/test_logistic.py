@@ -115,7 +115,9 @@ def test_the_bench_tells_both_times_and_whose_loss_is_lower():
     told = bench_transfer(rounds=1, pictures=60, width=12, classes=3)
     assert "60 x 12 features, 3 classes, 45 penalties from 100000 to 1e-06" in told
     assert re.search(r"scikit-learn's fits / our path +\d", told)
-    above = float(re.search(r"our loss above theirs at the same penalty +(\S+)", told)[1])
-    assert above < 1e-4
+    least, above = re.search(
+        r"our loss / theirs at the same penalty +(\S+) to 1 \+ (\S+)", told
+    ).groups()
+    assert float(least) < 1 and float(above) < 1e-4
     with pytest.raises(ValueError, match="--rounds: got 0"):
         bench_transfer(rounds=0)
