@@ -9,6 +9,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from layouts import write_copy
+from test_detect import write_voc
 
 from meanshift.cli import main
 
@@ -17,6 +19,8 @@ TINY = (
     "--data.image_size 16 --data.workers 0 --encoder.width 0.125 --train.batch_size 8 "
     "--method.bank_size 64 --train.epochs 3 --train.device cpu"
 ).split()
+
+FEW = "--iterations 2 --size 64 --batch-size 2 --rois 8".split()
 
 
 def look_at(words):
@@ -32,6 +36,9 @@ def look_at(words):
 
 def test_every_command_and_every_block_of_python_runs(tmp_path, monkeypatch, make_pictures, capsys):
     make_pictures(tmp_path / "PHOTOS", {"cats": 60, "dogs": 60}, size=(20, 24))
+    for name in ("cifar10", "flowers102"):
+        write_copy(name, tmp_path / "DATASETS", monkeypatch)
+    write_voc(tmp_path / "VOCDEVKIT")
     monkeypatch.chdir(tmp_path)
     text = README.read_text()
     commands = re.findall(r"^    \.venv/bin/meanshift (.*)$", text, re.MULTILINE)
@@ -41,9 +48,8 @@ def test_every_command_and_every_block_of_python_runs(tmp_path, monkeypatch, mak
         if words[0] == "explore":
             look_at(words)
             continue
-        assert main([*words, *(TINY if words[0] == "pretrain" else [])]) == 0, (
-            capsys.readouterr().err
-        )
+        less = TINY if words[0] == "pretrain" else FEW if "detect" in words else []
+        assert main([*words, *less]) == 0, capsys.readouterr().err
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert len(blocks) >= 2
     for block in blocks:

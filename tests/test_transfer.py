@@ -357,6 +357,25 @@ def test_mistakes_are_told_with_what_to_type(given, message, call, tmp_path, mon
     assert code == 2 and not out and re.search(message, err), err
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            "transfer pixels --root . --data sample",
+            "--data: is for knn, linear, semi, cluster; got",
+        ),
+        ("transfer pixels --root . --rois 4", "--rois: is for detect; got transfer"),
+        ("detect pixels --root . --image-size 9", "--image-size: is for .*transfer; got detect"),
+        ("knn pixels --data sample --add a=b", "--add: is for transfer; got knn"),
+        ("cluster pixels --data sample --lr 1", "--lr: is for linear, semi, detect; got cluster"),
+        ("transfer detect pixels --root .", "a --root of their own each: type two commands"),
+    ],
+)
+def test_an_option_that_nothing_reads_is_refused(given, message, call):
+    code, out, err = call("evaluate", *given.split())
+    assert code == 2 and not out and re.search(message, err), err
+
+
 def test_a_root_is_for_those_that_have_one(call):
     code, _, err = call("evaluate", "knn", "pixels", "--data", "sample", "--root", ".")
     assert code == 2 and "--root: is for transfer, detect; got knn" in err
