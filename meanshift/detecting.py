@@ -92,6 +92,7 @@ def learn(judged: Judged, detector: nn.Module, train: Boxes, recipe: Recipe, see
             if done % every == 0 or done == recipe.iterations:
                 told.losses[done] = _mean_loss(passed, done, told.losses)
                 told.bad = dict(distributed.gathered(list(told.bad.items())))
+                refuse_many(told.bad, train)
                 passed.zero_()
                 shown = {"loss": f"{told.losses[done]:.3f}", "lr": f"{recipe.rate(step):.2g}"}
                 bar.set_postfix(shown, refresh=False)

@@ -13,7 +13,7 @@ from torch import Tensor
 PENALTIES: tuple[float, ...] = tuple(torch.logspace(5, -6, 45, dtype=torch.float64).tolist())
 """The paper's 45, strongest first."""
 
-MEMORY = 10  # steps from which the curvature is known
+MEMORY = 5  # steps from which the curvature is known
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Problem:
         labels: Int[Tensor, " n"],
         *,
         classes: int,
-        tolerance: float = 2e-7,
+        tolerance: float = 1e-6,
     ) -> None:
         self.classes, self.tolerance = classes, tolerance
         self.own = labels.to(features.device)[None]

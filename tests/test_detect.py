@@ -192,7 +192,7 @@ def test_a_mirrored_box_lies_on_the_mirrored_object(tmp_path):
 # Exact resumption
 
 
-LONG = ("--iterations", "30", "--size", "64", "--batch-size", "2", "--rois", "8")
+LONG = ("--iterations", "24", "--size", "64", "--batch-size", "2", "--rois", "8")
 
 
 def write_weights(path, seed=0):
@@ -246,20 +246,20 @@ def test_a_killed_command_typed_again_ends_in_the_same_bits(call, type_it, tmp_p
         stderr=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + 120
-    while not list(killed.glob("detectors/*/step-00000001?.pt")):  # of 30
+    while not list(killed.glob("detectors/*/step-00000001?.pt")):  # of 24
         assert process.poll() is None and time.monotonic() < deadline, "it does not get on"
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     assert process.wait(timeout=60) == -signal.SIGKILL
     (folder,) = (killed / "detectors").iterdir()
-    assert 10 <= checkpoint.latest(folder)[0]["step"] < 30
+    assert 10 <= checkpoint.latest(folder)[0]["step"] < 24
     assert not (killed / "results").exists()
-    done = run_it(type_it(killed, *LONG))
-    assert done.returncode == 0, done.stderr
+    code, _, err = call(*type_it(killed, *LONG))
+    assert code == 0, err
     assert_same(outcome(killed), outcome(whole))
     state, wrong, figures, card = outcome(whole)
-    assert (state["step"], wrong, len(figures)) == (30, [], 6)
-    assert list(state["told"]["losses"]) == list(range(1, 31)) and card["unreadable"] == 0
+    assert (state["step"], wrong, len(figures)) == (24, [], 6)
+    assert list(state["told"]["losses"]) == list(range(1, 25)) and card["unreadable"] == 0
     assert list(map(float, card["settings"]["loss"][0].values())) == list(
         state["told"]["losses"].values()
     )
@@ -381,13 +381,13 @@ def first_shown(root, place=0):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_unreadable_picture_to_train_on_is_replaced_and_counted(tmp_path, workers):
-    root = write_voc(tmp_path / "pollen", 24)
+    root = write_voc(tmp_path / "pollen")
     order = [index for index, *_ in shown(read_voc(root)[0], TINY).values()]
     bad = order[0]
     truncate(root, f"{bad:06d}")
     train, test = read_voc(root)
     samples = [s for _, batch in detecting._batches(train, TINY, 0, 0, 3, workers) for s in batch]
-    after = (bad + 1) % 24
+    after = (bad + 1) % 6
     assert [index for _, index, _ in samples] == [after if i == bad else i for i in order]
     assert torch.equal(samples[0][0], train.read(after))
     assert [[error.title for error in errors] for *_, errors in samples] == [
@@ -402,26 +402,26 @@ def test_an_unreadable_picture_to_train_on_is_replaced_and_counted(tmp_path, wor
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_unreadable_picture_to_judge_on_is_left_out_and_counted(tmp_path, workers):
-    root = write_voc(tmp_path / "pollen", test=21)
+    root = write_voc(tmp_path / "pollen", test=4)
     truncate(root, "000101")
     train, test = read_voc(root)
     detector = build_detector(backbone(), 2, recipe=TINY)
     founds, bad = detect(judge(tmp_path, workers=workers), detector, test, "detect")
-    assert sorted(founds) == [0, *range(2, 21)] and list(bad) == ["VOC2007/000101"]
+    assert sorted(founds) == [0, 2, 3] and list(bad) == ["VOC2007/000101"]
     with pytest.warns(UserWarning, match=r"1 pictures cannot be read.*VOC2007/000101 \(OSError"):
         result = protocol.evaluate(judge(tmp_path, workers=workers), train, test, recipe=TINY)
-    assert result.card["unreadable"] == 1 and " of 20 objects found" in result.text
+    assert result.card["unreadable"] == 1 and " of 3 objects found" in result.text
 
 
 @pytest.mark.parametrize("split", ["trainval", "test"])
 def test_more_than_a_twentieth_that_cannot_be_read_is_an_error(call, type_it, tmp_path, split):
-    root = write_voc(tmp_path / "pollen", train=19, test=19)
+    root = write_voc(tmp_path / "pollen", test=11)
     met = [first_shown(root, place) for place in (0, 1)]
     names = met if split == "trainval" else ["000103", "000110"]
     truncate(root, *names)
     code, out, err = call(*type_it(tmp_path, *SHORT, root=root))
     assert (code, out) == (2, "")
-    told = rf"meanshift: VOC 07 {split}: 2 of 19 pictures cannot be read.*/{names[0]} .*most 5% may"
+    told = rf"meanshift: VOC 07 {split}: 2 of (6|11) pictures cannot be read.*/{names[0]} .*most 5%"
     assert re.search(told, err), err
 
 
@@ -696,7 +696,7 @@ def test_mistakes_are_named_with_what_to_type(
 
 
 def test_two_processes_train_and_judge_together_and_speak_once(type_it, tmp_path):
-    root, out = write_voc(tmp_path / "pollen", 24, 5), tmp_path / "out"
+    root, out = write_voc(tmp_path / "pollen", 6, 5), tmp_path / "out"
     truncate(root, first_shown(root, place=1))  # in the share of the second process alone
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     done = run_it(type_it(out, *SHORT, root=root), *launch)
@@ -707,7 +707,7 @@ def test_two_processes_train_and_judge_together_and_speak_once(type_it, tmp_path
     assert " of 5 objects found" in done.stderr
     (result,) = (out / "results").glob("*.json")
     card = json.loads(result.read_text())["card"]
-    assert card["settings"]["processes"] == [[2]] and card["sizes"] == {"train": 24, "test": 5}
+    assert card["settings"]["processes"] == [[2]] and card["sizes"] == {"train": 6, "test": 5}
     assert card["settings"]["batch norm"] == "each process its own"
     assert done.stderr.count("1 pictures cannot be read") == 1, done.stderr
     assert card["unreadable"] == 1
