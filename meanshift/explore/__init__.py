@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
@@ -64,10 +65,9 @@ def serve(
             print("or by another name or number of this machine; the connection is not encrypted")
         if browser:
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
-        try:
+        with suppress(KeyboardInterrupt):  # how a user ends it, if it comes through at all
             server(app).run(sockets=[listening])
-        except KeyboardInterrupt:  # how a user ends it
-            print("stopped")
+        print("stopped")
     explorer.close()
     _leave()
 
