@@ -216,11 +216,8 @@ class _Decoded(Dataset[Sample]):
                 return self.pictures.read(here), here, errors
             except Unreadable as error:
                 errors.append(error)
-        return (
-            torch.zeros(3, 32, 32, dtype=torch.uint8),
-            index,
-            errors,
-        )  # and the count will stop it
+        grey = torch.full((3, 32, 32), 128, dtype=torch.uint8)
+        return grey, index, errors  # the count will stop it
 
 
 def _prepared(

@@ -14,6 +14,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from exact import assert_same
 from PIL import Image
 from torch import nn
 
@@ -104,21 +105,6 @@ def as_one_of(monkeypatch):
         monkeypatch.setattr(distributed, "world_size", lambda: world)
 
     return pretend
-
-
-def assert_same(one, two, where="state"):
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, two), where
-    elif isinstance(one, dict):
-        assert one.keys() == two.keys(), where
-        for key in one:
-            assert_same(one[key], two[key], f"{where}.{key}")
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(two), where
-        for index, pair in enumerate(zip(one, two, strict=True)):
-            assert_same(*pair, f"{where}[{index}]")
-    else:
-        assert one == two, where
 
 
 # Which pictures, in which order, mirrored or not
@@ -502,7 +488,10 @@ def test_the_card_and_the_picture_are_written_side_by_side(learned):
     assert card["sizes"] == {"train": 24, "test": 12} == card["objects"]
     assert card["classes"] == ["lime", "plum"] and card["unreadable"] == 0
     assert card["data"] == f"{train.place}: VOC 07 trainval, judged on VOC 07 test"
-    assert card["weights"] == fingerprint(backbone()) and card["pictures"] == train.fingerprint()
+    assert card["weights"] == fingerprint(backbone()) and card["pictures"] == {
+        "train": train.fingerprint(),
+        "test": test.fingerprint(),
+    }
     assert card["resize"] == "short side 64, long side at most 107" and card["seed"] == 0
     assert {"versions", "date", "command", "device", "precision", "judged"} <= card.keys()
     assert {key: settings[key] for key in dataclasses.asdict(recipe)} == dataclasses.asdict(recipe)

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from torch.nn import functional as F
 
@@ -50,6 +51,20 @@ def test_the_optimum_is_scikit_learns(pictures, width, penalty):
     assert own == pytest.approx(best, rel=1e-4)
     assert own == pytest.approx(ours.loss, rel=1e-4)  # what it says of itself is true
     assert torch.equal(ours(features), torch.from_numpy(theirs.predict(features.double().numpy())))
+
+
+def test_real_features_are_fitted_as_scikit_learn_fits_them():
+    """8 x 8 pictures of digits, whose pixels are far from independent."""
+    pixels, labels = (torch.from_numpy(held) for held in load_digits(return_X_y=True))
+    features = pixels.float() / 16
+    for layer in Problem(features, labels, classes=10).path():
+        if layer.penalty in PENALTIES[12:40:9]:
+            theirs = LogisticRegression(C=1 / layer.penalty, tol=1e-9, max_iter=20_000)
+            theirs.fit(features.double().numpy(), labels.numpy())
+            held = (torch.from_numpy(theirs.coef_), torch.from_numpy(theirs.intercept_))
+            best = loss_of(features, labels, *held, layer.penalty)
+            own = loss_of(features, labels, layer.weight, layer.bias, layer.penalty)
+            assert own == pytest.approx(best, rel=1e-4), layer.penalty
 
 
 def test_every_layer_of_the_path_is_an_optimum():

@@ -9,11 +9,12 @@ import sys
 import time
 
 import pytest
-import torch
+from exact import assert_same
 
 from meanshift import checkpoint
 
 TIMING = ("pictures_per_second", "seconds")
+WORKERS = "state[0].config.data.workers"
 
 
 @pytest.fixture(scope="module")
@@ -85,21 +86,6 @@ def outcome(out):
     return state, kept, moments, warnings
 
 
-def assert_same(one, two, where="state"):
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, two), where
-    elif isinstance(one, dict):
-        assert one.keys() == two.keys(), where
-        for key in one:
-            assert_same(one[key], two[key], f"{where}.{key}")
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(two), where
-        for index, (a, b) in enumerate(zip(one, two, strict=True)):
-            assert_same(a, b, f"{where}[{index}]")
-    elif where != "state[0].config.data.workers":
-        assert one == two, where
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(photos, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "whole"
@@ -115,7 +101,7 @@ def test_a_run_killed_again_and_again_ends_in_the_same_bits(
     for _ in range(2):
         interrupt(photos, out, signal.SIGKILL, after_lines=draw.randint(2, 8), workers=workers)
     finish(photos, out, workers)
-    assert_same(outcome(out), uninterrupted)
+    assert_same(outcome(out), uninterrupted, unless=WORKERS)
 
 
 def test_a_run_killed_before_its_first_checkpoint_ends_in_the_same_bits(
@@ -123,7 +109,7 @@ def test_a_run_killed_before_its_first_checkpoint_ends_in_the_same_bits(
 ):
     interrupt(photos, tmp_path / "run", signal.SIGKILL, after_lines=1)
     finish(photos, tmp_path / "run")
-    assert_same(outcome(tmp_path / "run"), uninterrupted)
+    assert_same(outcome(tmp_path / "run"), uninterrupted, unless=WORKERS)
 
 
 def test_sigterm_to_the_whole_group_ends_the_workers_too(photos, uninterrupted, tmp_path):
@@ -132,7 +118,7 @@ def test_sigterm_to_the_whole_group_ends_the_workers_too(photos, uninterrupted, 
     assert code == 128 + signal.SIGTERM, told
     assert "stopped and saved" in told
     finish(photos, out, 2)
-    assert_same(outcome(out), uninterrupted)
+    assert_same(outcome(out), uninterrupted, unless=WORKERS)
 
 
 def test_sigterm_saves_and_says_how_to_go_on(photos, uninterrupted, tmp_path):
@@ -142,7 +128,7 @@ def test_sigterm_saves_and_says_how_to_go_on(photos, uninterrupted, tmp_path):
     assert "stopped and saved at step" in told and "the same command continues" in told
     assert "Traceback" not in told
     finish(photos, out)
-    assert_same(outcome(out), uninterrupted)
+    assert_same(outcome(out), uninterrupted, unless=WORKERS)
 
 
 def test_a_truncated_newest_checkpoint_is_reported_and_the_one_before_is_used(
@@ -155,7 +141,7 @@ def test_a_truncated_newest_checkpoint_is_reported_and_the_one_before_is_used(
     done = finish(photos, out)
     assert newest.name in done.stderr and "going back to step" in done.stderr
     assert '"checkpoint"' in (out / "warnings.jsonl").read_text()
-    assert_same(outcome(out), uninterrupted)
+    assert_same(outcome(out), uninterrupted, unless=WORKERS)
 
 
 def test_a_finished_run_is_left_as_it_is(photos, uninterrupted, tmp_path):
@@ -166,7 +152,7 @@ def test_a_finished_run_is_left_as_it_is(photos, uninterrupted, tmp_path):
     assert before == {
         p: p.read_bytes() for p in out.rglob("*") if p.is_file() and "environ" not in p.name
     }
-    assert_same(outcome(out), uninterrupted)
+    assert_same(outcome(out), uninterrupted, unless=WORKERS)
 
 
 def test_other_pictures_are_refused(tmp_path, make_pictures):

@@ -86,7 +86,7 @@ def evaluate(
         "sizes": {"train": len(train), "test": len(test)},
         "objects": {"train": _objects(train), "test": _objects(test)},
         "classes": test.classes,
-        "pictures": train.fingerprint(),
+        "pictures": {"train": train.fingerprint(), "test": test.fingerprint()},
         "unreadable": len(unreadable),
         "image_size": recipe.size,
         "resize": f"short side {recipe.size}, long side at most {round(1333 * recipe.size / 800)}",
