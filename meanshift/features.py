@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms.v2 import functional as TF
 
-from meanshift.augment import normalise
 from meanshift.data import Source, Unreadable
 from meanshift.data.loader import leave_signals_to_the_run
 from meanshift.encoder import memory_format
 from meanshift.journal import whole_file, write_atomically
 from meanshift.machine import autocast
+from meanshift.pixels import normalise
 from meanshift.progress import progress
 
 PREPARED = 1  # raised whenever `prepare` changes, so that older files are not met again

@@ -10,9 +10,10 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as TF
 
 from meanshift import keyed
-from meanshift.augment import DEVIATION, MEAN, Address, TwoViews, draw_boxes
+from meanshift.augment import Address, TwoViews, draw_boxes
 from meanshift.config import Config
 from meanshift.data import Source, Unreadable
+from meanshift.pixels import DEVIATION, MEAN
 
 
 @dataclass(frozen=True)

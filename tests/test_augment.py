@@ -10,13 +10,14 @@ from scipy import stats
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as TF
 
-from meanshift import augment, keyed
-from meanshift.augment import Address, Colours, TwoViews
+from meanshift import augment, keyed, pixels
+from meanshift.augment import Address, TwoViews
 from meanshift.config import Views
 from meanshift.data import open_source
+from meanshift.pixels import Colours
 
 COUNT, DRAWS = 200, 4000
-DEVIATION = torch.tensor(augment.DEVIATION)[:, None, None]
+DEVIATION = torch.tensor(pixels.DEVIATION)[:, None, None]
 PLAIN = Views(flip=0.0, jitter=0.0, gray=0.0, blur=0.0)
 CHANCES = {"flip": 0.5, "jitter": 0.8, "gray": 0.2, "blur": 0.5}
 ADJUST = (TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation, TF.adjust_hue)
@@ -118,7 +119,7 @@ def alike(a, b):
 def test_crop_matches_resized_crop(sample, shape, size):
     pictures = {"square": sample, "wide": wide(sample), "tall": wide(sample).transpose(1, 2)}[shape]
     boxes = boxes_for(pictures)
-    got = augment.crop(pictures, boxes, torch.zeros(COUNT, dtype=torch.bool), size)
+    got = pixels.crop(pictures, boxes, torch.zeros(COUNT, dtype=torch.bool), size)
     assert share_matching(got, resized_crops(pictures, boxes, size)) >= 0.999
 
 
@@ -126,18 +127,16 @@ def test_crop_of_a_shifted_box_does_not_match(sample):
     boxes = boxes_for(sample, replace(PLAIN, crop_area=(0.2, 0.5)))
     shifted = boxes.clone()
     shifted[:, 1] = (boxes[:, 1] + 1).clamp(max=32 - boxes[:, 3])
-    got = augment.crop(sample, boxes, torch.zeros(COUNT, dtype=torch.bool), 32)
+    got = pixels.crop(sample, boxes, torch.zeros(COUNT, dtype=torch.bool), 32)
     assert share_matching(got, resized_crops(sample, shifted, 32)) < 0.7
 
 
-def test_flips_match_horizontal_flip(sample, planes):
+def test_flips_match_horizontal_flip(sample):
     flips = torch.arange(COUNT) % 3 == 0
-    expected = each(lambda p, f: TF.horizontal_flip(p) if f else p, planes, flips)
-    assert torch.equal(augment.mirror(planes, flips), expected)
     boxes = boxes_for(sample)
-    unflipped = augment.crop(sample, boxes, torch.zeros_like(flips), 32)
+    unflipped = pixels.crop(sample, boxes, torch.zeros_like(flips), 32)
     expected = each(lambda p, f: TF.horizontal_flip(p) if f else p, unflipped, flips)
-    torch.testing.assert_close(augment.crop(sample, boxes, flips, 32), expected)
+    torch.testing.assert_close(pixels.crop(sample, boxes, flips, 32), expected)
 
 
 @pytest.mark.parametrize("part", range(4), ids=["brightness", "contrast", "saturation", "hue"])
@@ -145,7 +144,7 @@ def test_each_part_of_jitter_matches_torchvision(planes, part):
     u = torch.linspace(-1, 1, COUNT).double()
     factors = colours().factors
     factors[:, part] = u * 0.5 if part == 3 else 1 + 0.9 * u
-    got = augment.jitter(planes, colours(factors=factors))
+    got = pixels.jitter(planes, colours(factors=factors))
     expected = each(ADJUST[part], planes, factors[:, part].tolist())
     assert share_matching(got, expected) >= 0.999
     assert share_matching(got, planes) < 0.5
@@ -161,14 +160,14 @@ def test_jitter_in_the_order_of_each_picture(planes):
         return picture
 
     expected = each(one, planes, drawn.factors.tolist(), drawn.sequence.tolist())
-    assert share_matching(augment.jitter(planes, drawn), expected) >= 0.999
+    assert share_matching(pixels.jitter(planes, drawn), expected) >= 0.999
     backwards = replace(drawn, sequence=drawn.sequence.flip(1))
-    assert share_matching(augment.jitter(planes, backwards), expected) < 0.9
+    assert share_matching(pixels.jitter(planes, backwards), expected) < 0.9
 
 
 def test_pictures_without_jitter_are_not_touched(planes):
     drawn = augment.draw_colours(replace(PLAIN, jitter=0.5), address())
-    got = augment.jitter(planes, drawn)
+    got = pixels.jitter(planes, drawn)
     assert torch.equal(got[~drawn.jittered], planes[~drawn.jittered])
     changed = (got - planes).abs().amax((1, 2, 3)) > 1 / 255
     assert changed[drawn.jittered].double().mean() > 0.95
@@ -177,14 +176,14 @@ def test_pictures_without_jitter_are_not_touched(planes):
 def test_jitter_of_grey_black_and_white_pictures_is_finite():
     flat = torch.tensor([0.0, 0.5, 1.0])[:, None, None, None].expand(3, 3, 8, 8)
     drawn = augment.draw_colours(replace(PLAIN, jitter=1.0), address(3))
-    assert augment.jitter(flat, drawn).isfinite().all()
-    turned = augment.turn_hue(flat, torch.tensor([0.1, -0.3, 0.5]))
+    assert pixels.jitter(flat, drawn).isfinite().all()
+    turned = pixels.turn_hue(flat, torch.tensor([0.1, -0.3, 0.5]))
     torch.testing.assert_close(turned, flat)
 
 
 def test_grey_matches_rgb_to_grayscale(planes):
     chosen = torch.arange(COUNT) % 2 == 0
-    got = augment.grey(planes, chosen)
+    got = pixels.grey(planes, chosen)
     expected = TF.rgb_to_grayscale(planes, num_output_channels=3)
     assert share_matching(got[chosen], expected[chosen]) >= 0.999
     assert torch.equal(got[~chosen], planes[~chosen])
@@ -194,32 +193,32 @@ def test_grey_matches_rgb_to_grayscale(planes):
 def test_blur_matches_gaussian_blur_of_13_taps(sample, shape):
     pictures = to_planes({"square": sample, "wide": wide(sample)}[shape])
     sigma = torch.linspace(0.1, 2, COUNT).double()
-    got = augment.blur(pictures, sigma)
+    got = pixels.blur(pictures, sigma)
     expected = each(lambda p, s: TF.gaussian_blur(p, [13, 13], [s, s]), pictures, sigma.tolist())
     assert share_matching(got, expected) >= 0.999
-    sharper = augment.blur(pictures, sigma * 0.9)
+    sharper = pixels.blur(pictures, sigma * 0.9)
     assert share_matching(sharper, expected) < 0.9
 
 
 def test_no_sigma_is_no_blur(planes):
     sigma = torch.where(torch.arange(COUNT) % 2 == 0, 1.5, 0.0).double()
-    got = augment.blur(planes, sigma)
+    got = pixels.blur(planes, sigma)
     assert torch.equal(got[1::2], planes[1::2])
     assert (got[::2] != planes[::2]).double().mean() > 0.5
-    assert augment.blur(planes, torch.zeros(COUNT).double()) is planes
+    assert pixels.blur(planes, torch.zeros(COUNT).double()) is planes
 
 
 def test_blur_of_a_picture_smaller_than_the_kernel():
     picture = torch.rand(1, 3, 4, 5, generator=torch.Generator().manual_seed(0))
-    got = augment.blur(picture, torch.tensor([2.0]).double())
+    got = pixels.blur(picture, torch.tensor([2.0]).double())
     assert got.isfinite().all()
     assert got.std() < 0.5 * picture.std()
     assert picture.min() <= got.min() <= got.max() <= picture.max()
 
 
 def test_normalise_matches_torchvision(planes):
-    expected = TF.normalize(planes, list(augment.MEAN), list(augment.DEVIATION))
-    torch.testing.assert_close(augment.normalise(planes), expected)
+    expected = TF.normalize(planes, list(pixels.MEAN), list(pixels.DEVIATION))
+    torch.testing.assert_close(pixels.normalise(planes), expected)
 
 
 @pytest.mark.parametrize("shape", ["square", "wide"])
@@ -242,7 +241,7 @@ def test_whole_chain_matches_torchvision(sample, shape):
         to_planes(pictures),
         *(values.tolist() for values in parameters),
     )
-    expected = TF.normalize(expected, list(augment.MEAN), list(augment.DEVIATION))
+    expected = TF.normalize(expected, list(pixels.MEAN), list(pixels.DEVIATION))
     _, online = TwoViews(views, 5, size).finish(pictures, 3, place.ids)
     assert share_matching(online * DEVIATION, expected * DEVIATION) >= 0.999
     _, other = TwoViews(views, 5, size).finish(pictures, 4, place.ids)
@@ -389,8 +388,8 @@ def test_the_target_is_weak_and_the_online_view_strong(sample):
         place = address(seed=1, stream=stream)
         sides = torch.full((COUNT,), 32), torch.full((COUNT,), 32)
         boxes = augment.draw_boxes(views, place, *sides)
-        weak = augment.crop(sample, boxes, augment.draw_flips(views, place), 32)
-        assert torch.allclose(view, augment.normalise(weak)) == same
+        weak = pixels.crop(sample, boxes, augment.draw_flips(views, place), 32)
+        assert torch.allclose(view, pixels.normalise(weak)) == same
     strong, weak = TwoViews(replace(views, target="strong", online="weak"), 1, 32).finish(
         sample, 0, ids
     )
@@ -445,7 +444,7 @@ def test_a_view_does_not_depend_on_its_batch_mates(sample, blur, whole):
 def test_all_chances_at_zero_leave_a_whole_picture_alone(sample):
     views, ids = replace(PLAIN, crop_area=(1.0, 1.0), target="strong"), torch.arange(COUNT)
     for view in TwoViews(views, 0, 32).finish(sample, 0, ids):
-        torch.testing.assert_close(view, augment.normalise(to_planes(sample)))
+        torch.testing.assert_close(view, pixels.normalise(to_planes(sample)))
 
 
 @pytest.mark.parametrize("name", ["flip", "jitter", "gray", "blur"])
@@ -473,4 +472,22 @@ def test_crops_of_pictures_of_any_sizes():
         Views(), Address(1, 0, ids[3:4], keyed.TARGET), torch.tensor([200]), torch.tensor([31])
     )
     expected = TF.resized_crop(pictures[3], *box[0].tolist(), [24, 24], antialias=True)
-    assert torch.equal(crops[0][3], expected)
+    flips = augment.draw_flips(Views(), Address(1, 0, ids, keyed.TARGET))
+    assert 0 < flips.sum() < 5
+    assert torch.equal(crops[0][3], TF.horizontal_flip(expected) if flips[3] else expected)
+    straight = TwoViews(replace(Views(), flip=0.0), 1, 24).crop(pictures, 0, ids)[0]
+    for index, flip in enumerate(flips):
+        once = straight[index]
+        assert torch.equal(crops[0][index], TF.horizontal_flip(once) if flip else once)
+
+
+def test_a_part_of_a_batch_gives_the_same_views(sample, monkeypatch):
+    """On a CPU a batch is made in parts that stay in its cache."""
+    two, ids = TwoViews(Views(), 1, 32), torch.arange(50)
+    whole = two.finish(sample[:50], 3, ids)
+    monkeypatch.setattr(augment, "PIXELS", 7 * 32 * 32)
+    for one, other in zip(whole, two.finish(sample[:50], 3, ids), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0.0)
+    few = two.finish([part[:7] for part in crops_of(two, sample[:50], 3, ids)], 3, ids[:7])
+    some = two.finish(crops_of(two, sample[:50], 3, ids), 3, ids)
+    assert all(torch.equal(a, b[:7]) for a, b in zip(few, some, strict=True))

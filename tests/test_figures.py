@@ -15,7 +15,7 @@ from sklearn.manifold import TSNE, trustworthiness
 from torch.nn import functional as F
 
 from meanshift import checkpoint, figures, look, maps
-from meanshift.augment import DEVIATION, MEAN, Address, TwoViews, draw_boxes
+from meanshift.augment import Address, TwoViews, draw_boxes
 from meanshift.bank import MemoryBank
 from meanshift.bench.laps import Laps
 from meanshift.config import Config, Data, Encoder, Method, Train
@@ -35,6 +35,7 @@ from meanshift.figures import (
 )
 from meanshift.journal import Journal
 from meanshift.keyed import ONLINE, TARGET
+from meanshift.pixels import DEVIATION, MEAN
 from meanshift.run import Lacking, Run, differing, open_runs
 from meanshift.views import draw_again
 

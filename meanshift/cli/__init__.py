@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from meanshift import __version__
-from meanshift.cli import judging, seeing, showing, training
+from meanshift.cli import judging, packing, seeing, showing, training
+from meanshift.memory import keep_memory
 
 Command = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
 """How a file of commands adds one: its name, what runs it, its help."""
@@ -24,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     warnings.showwarning = _show_warning
+    keep_memory()
     try:
         code: int = given.run(given)
         sys.stdout.flush()
@@ -60,6 +62,6 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    for part in (training, judging, seeing, showing):
+    for part in (training, packing, judging, seeing, showing):
         part.add(command)
     return parser

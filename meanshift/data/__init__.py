@@ -1,4 +1,4 @@
-"""Sources of pictures behind one contract: folder, arrays, named dataset, shipped sample."""
+"""Sources of pictures behind one contract: folder, store, arrays, named dataset, sample."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from meanshift.data import arrays, folder, named, sample
+from meanshift.data import arrays, folder, named, packed, sample
 from meanshift.data.labels import is_table, read_labels
 from meanshift.data.source import Cut, Source, Unreadable, hold_out, known, stratified
 
@@ -36,7 +36,11 @@ def open_source(spec: str, *, labels: Path | None = None) -> Mapping[str, Source
     """
     path = Path(spec).expanduser()
     if path.is_dir() and spec != "sample":
-        return _open_folder(path, labels)
+        store = packed.read_packed(path)
+        if store is None:
+            return _open_folder(path, labels)
+        if labels is None:
+            return store
     if labels is not None:
         raise ValueError(f"{labels}: a CSV of labels is for folders of pictures, not for {spec}")
     if spec == "sample":

@@ -1,0 +1,131 @@
+"""The baseline: the paper's step the way its authors' program works, written plainly.
+
+Pictures are transformed one by one in loader workers, everything is float32 in PyTorch's default
+layout, query and target are both compared with the whole bank, with autograd through the first,
+the bank is copied in each step, and the target follows in a Python loop. `tests/test_benchmarks.py`
+proves that it computes the same loss as ours.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from PIL import Image, ImageFilter
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms as T
+
+from meanshift.config import Views
+from meanshift.encoder import mlp
+from meanshift.pixels import DEVIATION, MEAN
+
+Transform = Callable[[Image.Image], Tensor]
+
+
+class GaussianBlur:
+    """MoCo v2's: Pillow's blur with a deviation drawn from U(0.1, 2)."""
+
+    def __call__(self, picture: Image.Image) -> Image.Image:
+        return picture.filter(ImageFilter.GaussianBlur(radius=random.uniform(0.1, 2.0)))
+
+
+def weak_and_strong(views: Views, size: int) -> tuple[Transform, Transform]:
+    """The two transforms of the paper, on Pillow pictures."""
+    crop = T.RandomResizedCrop(size, scale=views.crop_area)
+    end = [T.RandomHorizontalFlip(views.flip), T.ToTensor(), T.Normalize(MEAN, DEVIATION)]
+    strong = [
+        T.RandomApply([T.ColorJitter(*views.jitter_strength)], p=views.jitter),
+        T.RandomGrayscale(views.gray),
+        T.RandomApply([GaussianBlur()], p=views.blur),
+    ]
+    return T.Compose([crop, *end]), T.Compose([crop, *strong, *end])
+
+
+class TwoCrops:
+    """One picture to (target view, online view)."""
+
+    def __init__(self, views: Views, size: int) -> None:
+        self.weak, self.strong = weak_and_strong(views, size)
+
+    def __call__(self, picture: Image.Image) -> tuple[Tensor, Tensor]:
+        return self.weak(picture), self.strong(picture)
+
+
+class Pictures(Dataset[tuple[tuple[Tensor, Tensor], int]]):
+    """An array of pictures, as torchvision's CIFAR-10 keeps it: one picture at a time."""
+
+    def __init__(self, pixels: np.ndarray, labels: np.ndarray, transform: TwoCrops) -> None:
+        self.pixels, self.labels, self.transform = pixels, labels, transform
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, index: int) -> tuple[tuple[Tensor, Tensor], int]:
+        return self.transform(Image.fromarray(self.pixels[index])), int(self.labels[index])
+
+
+def forever(
+    dataset: Dataset[tuple[tuple[Tensor, Tensor], int]], batch_size: int, workers: int
+) -> Iterator[tuple[list[Tensor], Tensor]]:
+    """Batches of both views and their labels, epoch after epoch."""
+    loader = DataLoader(
+        dataset, batch_size=batch_size, shuffle=True, num_workers=workers, drop_last=True
+    )
+    while True:
+        yield from loader
+
+
+class MeanShift(nn.Module):
+    """The authors' model: two encoders, a predictor, a queue of embeddings and labels."""
+
+    queue: Tensor
+    labels: Tensor
+
+    def __init__(
+        self, encoder: nn.Module, dim: int, *, k: int, bank_size: int, momentum: float
+    ) -> None:
+        super().__init__()
+        self.k, self.bank_size, self.momentum, self.at = k, bank_size, momentum, 0
+        self.online = encoder
+        self.target = copy.deepcopy(encoder)
+        self.predictor = mlp(dim, 8 * dim, dim)
+        for parameter in self.target.parameters():
+            parameter.requires_grad = False
+        queue = nn.functional.normalize(torch.randn(bank_size, dim), dim=1)
+        self.register_buffer("queue", queue)
+        self.register_buffer("labels", torch.full((bank_size,), -1))
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        pairs = zip(self.online.parameters(), self.target.parameters(), strict=True)
+        for online, target in pairs:
+            target.data = target.data * self.momentum + online.data * (1 - self.momentum)
+
+    @torch.no_grad()
+    def enqueue(self, rows: Tensor, labels: Tensor) -> None:
+        self.queue[self.at : self.at + len(rows)] = rows
+        self.labels[self.at : self.at + len(rows)] = labels
+        self.at = (self.at + len(rows)) % self.bank_size
+
+    def forward(self, target_view: Tensor, online_view: Tensor, labels: Tensor) -> Tensor:
+        query = nn.functional.normalize(self.predictor(self.online(online_view)), dim=1)
+        with torch.no_grad():
+            self.follow()
+            current = nn.functional.normalize(self.target(target_view), dim=1)
+        return self.compare(query, current, labels)
+
+    def compare(self, query: Tensor, current: Tensor, labels: Tensor) -> Tensor:
+        """Both against the whole bank; then the k nearest of the target pick from the query's."""
+        self.enqueue(current, labels)
+        bank, known = self.queue.clone().detach(), self.labels.clone().detach()
+        target_distance = 2 - 2 * torch.einsum("bc,kc->bk", current, bank)
+        query_distance = 2 - 2 * torch.einsum("bc,kc->bk", query, bank)
+        _, nearest = target_distance.topk(self.k, dim=1, largest=False)
+        chosen = torch.gather(query_distance, 1, nearest)
+        same = (known[nearest] == labels[:, None]).float()
+        self.purity = (same.sum(dim=1) / self.k).mean()
+        return (chosen.sum(dim=1) / self.k).mean()

@@ -1,0 +1,166 @@
+"""Pre-training against the baseline, and a step against its bare encoders."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from benchmarks import authors
+from benchmarks.apart import Apart
+from benchmarks.table import Row, by_turns, over
+from meanshift.bench.laps import Laps
+from meanshift.bench.step import STEP, Contender
+from meanshift.config import Config
+from meanshift.data import Source, open_source
+from meanshift.data.loader import Batch, batches
+from meanshift.encoder import Encoder
+from meanshift.machine import autocast, pick_precision
+from meanshift.memory import keep_memory
+
+HALF = replace(STEP, encoder=replace(STEP.encoder, stem="small-stride2", width=0.5))
+LARGE = STEP.with_overrides(
+    {"encoder.name": "resnet50", "encoder.stem": "imagenet", "data.image_size": 224,
+     "method.bank_size": 128_000, "train.batch_size": 32}
+)  # fmt: skip
+"""ResNet-50 at 224 pixels; a batch of 32, since the activations of 256 need some 25 GB"""
+
+Feed = Generator[Callable[[], None]]
+
+
+def rows(rounds: int) -> Iterator[Row]:
+    native = pick_precision("auto", torch.device("cpu"))
+    for config, name, goal, float_goal, steps, turns in (
+        (STEP, "ResNet-18, small stem", 2.4, 1.2, 1, max(2, rounds - 1)),
+        (HALF, "ResNet-18, half width, stride-2 stem", 3.0, 1.8, 6, rounds),
+    ):
+        contenders = {
+            "authors": Apart(authors_steps, config, steps, 2),
+            "float32": Apart(our_steps, _in(config, "float32"), steps),
+        }
+        if native != torch.float32:
+            contenders["native"] = Apart(our_steps, config, steps)
+        laps = {key: one.lap for key, one in contenders.items()}
+        took = by_turns(laps, turns, warm=False)
+        for one in contenders.values():
+            one.end()
+        best = took["native"] if "native" in took else took["float32"]
+        without = "" if native != torch.float32 else "no native bfloat16 here, so float32 as well"
+        yield Row(f"training, {name}: pictures a second / the baseline's",
+                  over(took["authors"], best), goal, note=without)  # fmt: skip
+        yield Row(f"training, {name}: the same, both in float32",
+                  over(took["authors"], took["float32"]), float_goal)  # fmt: skip
+    yield from _steps(rounds)
+
+
+def _steps(rounds: int) -> Iterator[Row]:
+    for config, name, limit, share, turns in (
+        (STEP, "ResNet-18, small stem", 1.08, 0.02, max(2, rounds - 1)),
+        (HALF, "ResNet-18, half width, stride-2 stem", 1.08, None, 4 * rounds),
+        (LARGE, "ResNet-50, 224 px, bank 128,000", None, 0.005, 1),
+    ):
+        apart = Apart(step_and_bare, config)
+        told = [apart.ask() for _ in range(turns)]
+        apart.end()
+        if limit is not None:
+            ratios = tuple(whole / bare for whole, bare, _ in told)
+            yield Row(f"step, {name}: / two bare encoders, optimiser", ratios, limit, at_most=True)
+        shares = tuple(search / whole for whole, _, search in told)
+        yield Row(f"step, {name}: share of search and loss", shares, share, at_most=True)
+
+
+def our_steps(config: Config, steps: int) -> Iterator[float]:
+    """Seconds a step of our loop, from the source to the followed target."""
+    keep_memory()
+    source, ready = _pictures(), Contender(config)
+
+    def train_on(batch: Batch) -> None:
+        target_view, online_view = ready.views.finish(batch.pictures, batch.epoch, batch.ids)
+        with autocast(ready.device, ready.precision):
+            told = ready.method(
+                online_view.contiguous(memory_format=ready.layout),
+                target_view.contiguous(memory_format=ready.layout),
+                ids=batch.ids,
+                labels=batch.labels,
+            )
+        ready.optimizer.zero_grad(set_to_none=True)
+        told.loss.backward()
+        ready.optimizer.step()
+        ready.method.follow()
+
+    def feed() -> Feed:
+        for batch in batches(
+            source, ready.views.crop, batch_size=config.train.batch_size, seed=0, start=0,
+            stop=steps + 1,
+        ):  # fmt: skip
+            yield functools.partial(train_on, batch)
+
+    return _laps(feed, steps)
+
+
+def authors_steps(config: Config, steps: int, workers: int) -> Iterator[float]:
+    """Seconds a step of the baseline's loop, with its loader workers."""
+    source, size = _pictures(), config.data.image_size
+    pixels = source.gather(torch.arange(len(source))).numpy()
+    assert source.labels is not None
+    dataset = authors.Pictures(pixels, source.labels.numpy(), authors.TwoCrops(config.views, size))
+    encoder = Encoder(config.encoder, dim=config.method.dim, image_size=size)
+    settings = config.method
+    model = authors.MeanShift(
+        encoder, encoder.dim, k=settings.k, bank_size=settings.bank_size, momentum=0.99
+    )
+    optimizer = torch.optim.SGD(
+        [p for p in model.parameters() if p.requires_grad], 0.05, momentum=0.9, weight_decay=1e-4
+    )
+
+    def train_on(views: list[Tensor], labels: Tensor) -> None:
+        loss = model(views[0], views[1], labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    def feed() -> Feed:
+        for views, labels in authors.forever(dataset, config.train.batch_size, workers):
+            yield functools.partial(train_on, views, labels)
+
+    return _laps(feed, steps)
+
+
+def _laps(feed: Callable[[], Feed], steps: int) -> Iterator[float]:
+    """One step fills the loaders' queues, then `steps` are timed; between laps nothing runs."""
+    yield 0.0
+    while True:
+        steady = feed()
+        next(steady)()
+        begun = time.perf_counter()
+        for _ in range(steps):
+            next(steady)()
+        yield (time.perf_counter() - begun) / steps
+        steady.close()
+
+
+def step_and_bare(config: Config) -> Iterator[tuple[float, float, float]]:
+    """(a step, the two bare encoders with their optimiser, search and loss) in seconds."""
+    keep_memory()
+    contender = Contender(config)
+    contender.bare_step(Laps())
+    contender.step(Laps())
+    yield 0.0, 0.0, 0.0
+    while True:
+        bare, whole = Laps(), Laps()
+        contender.bare_step(bare)
+        contender.step(whole)
+        phases = whole.medians()
+        yield sum(phases.values()), sum(bare.medians().values()), phases["search and loss"]
+
+
+def _pictures() -> Source:
+    return open_source("sample")["train"]
+
+
+def _in(config: Config, precision: str) -> Config:
+    return config.with_overrides({"train.precision": precision})
