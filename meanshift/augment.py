@@ -133,10 +133,10 @@ class TwoViews:
         few = max(1, PIXELS // self.size**2) if on_cpu else len(ids)
         made = []
         for whole, (stream, strength) in zip(held, self._roles(), strict=True):
-            views = torch.empty(shape, device=whole.device, memory_format=torch.channels_last)
+            views = torch.empty(shape, device=whole.device)
             for view, some, part in zip(*(x.split(few) for x in (views, whole, ids)), strict=True):
                 address = Address(self.seed, epoch, part, stream)
-                view.copy_(self._view(some, address, strength, cut=cut))
+                normalise(self._view(some, address, strength, cut=cut), out=view)
             made.append(views)
         return made[0], made[-1]
 
@@ -149,7 +149,7 @@ class TwoViews:
             view = crop(pictures, boxes, draw_flips(self.views, address), self.size)
         if strength == "strong":
             view = colour(view, draw_colours(self.views, address))
-        return normalise(view)
+        return view
 
     def _roles(self) -> list[tuple[int, Strength]]:
         online: tuple[int, Strength] = (keyed.ONLINE, self.views.online)

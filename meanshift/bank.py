@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
+from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
-_BLOCK = 64  # rows whose best similarity stands for them in the first pass of a search
+BLOCK = 64  # rows whose best similarity stands for them in the first pass of a search
+_LARGE = 2**31  # multiplications of a large product of matrices
 CHUNK_BYTES = 16 * 2**20  # similarities in memory at a time; they stay near the processor
 
 
@@ -132,12 +136,12 @@ def nearest(
         slots = torch.zeros_like(best, dtype=torch.int64)
         copied = 0 if rows.dtype == precise else rows.shape[1]
         room = chunk_bytes // ((max(1, len(queries)) + copied) * queries.element_size())
-        chunks = _chunks(len(rows), max(_BLOCK, room // _BLOCK * _BLOCK))
+        chunks = _chunks(len(rows), max(BLOCK, room // BLOCK * BLOCK))
         widest = max((stop - start for start, stop in chunks), default=0)
         memory = queries.new_empty(len(queries) * widest)  # one for all: fresh pages cost time
         for start, stop in chunks:
             similarity = memory[: len(queries) * (stop - start)].view(len(queries), stop - start)
-            torch.mm(queries, rows[start:stop].to(precise).T, out=similarity)
+            product(queries, rows[start:stop].to(precise), similarity)
             if leave_out is not None:
                 _hide(similarity, leave_out - start)
             if skip is not None:
@@ -151,8 +155,32 @@ def nearest(
     return slots, best
 
 
+def product(
+    queries: Shaped[Tensor, "batch dim"],
+    rows: Shaped[Tensor, "size dim"],
+    out: Shaped[Tensor, "batch size"],
+) -> None:
+    """All inner products; on the CPU by numpy's library where it is faster than torch's.
+
+    With several threads only large ones: the threads of the two wait for work awake, and are for a
+    while in each other's way.
+    """
+    threads = torch.get_num_threads()
+    small = threads > 1 and out.numel() * rows.shape[1] < _LARGE
+    if small or queries.device.type != "cpu":
+        torch.mm(queries, rows.T, out=out)
+        return
+    with _blas().limit(limits=threads):  # numpy would ask the machine, not torch
+        np.matmul(queries.detach().numpy(), rows.detach().numpy().T, out=out.numpy())
+
+
+@functools.cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController().select(user_api="blas")
+
+
 def _chunks(size: int, step: int) -> list[tuple[int, int]]:
-    whole = size - size % _BLOCK  # a tail that fills no block is a chunk of its own
+    whole = size - size % BLOCK  # a tail that fills no block is a chunk of its own
     edges = [*range(0, whole, step), whole, size]
     return [(a, b) for a, b in itertools.pairwise(edges) if a < b]
 
@@ -169,23 +197,40 @@ def _hide(similarity: Tensor, slots: Tensor) -> None:
 def _better(
     similarity: Shaped[Tensor, "batch rows"], bar: Shaped[Tensor, "batch 1"]
 ) -> tuple[Shaped[Tensor, "batch few"], Int[Tensor, "batch few"]]:
-    """The values above each query's bar, filled up with -inf: in later chunks they are few.
+    """The values above each query's bar, filled up with -inf: in later chunks they are few."""
+    query, column, values = above(similarity, bar)
+    return by_query(query, column, values, len(similarity))
+
+
+def above(
+    similarity: Shaped[Tensor, "batch rows"], bar: Shaped[Tensor, "batch 1"]
+) -> tuple[Int[Tensor, " found"], Int[Tensor, " found"], Shaped[Tensor, " found"]]:
+    """Where the values above each query's bar stand, query by query, and the values.
 
     One pass for the maxima of blocks, then only the blocks that reach above the bar are looked at.
     """
     batch, rows = similarity.shape
-    blocks = similarity.view(batch, -1, min(_BLOCK, rows))
+    blocks = similarity.view(batch, -1, min(BLOCK, rows))
     query, block = (blocks.amax(2) > bar).nonzero(as_tuple=True)
-    values = blocks[query, block]
-    found, column = (values > bar[query]).nonzero(as_tuple=True)
-    query = query[found]
+    values = blocks.flatten(0, 1).index_select(0, query * blocks.shape[1] + block)
+    found = (values > bar[query]).flatten().nonzero()[:, 0]
+    which, column = found // blocks.shape[2], found % blocks.shape[2]
+    return query[which], block[which] * blocks.shape[2] + column, values.flatten()[found]
+
+
+def by_query(
+    query: Int[Tensor, " found"],
+    where: Int[Tensor, " found"],
+    values: Shaped[Tensor, " found"],
+    batch: int,
+) -> tuple[Shaped[Tensor, "batch few"], Int[Tensor, "batch few"]]:
+    """What was found, in order of its query, as one row a query, filled up with -inf."""
     counts = query.bincount(minlength=batch)
     place = torch.arange(len(query)) - (counts.cumsum(0) - counts)[query]
-    few = similarity.new_full((batch, int(counts.max()) if batch else 0), -torch.inf)
-    where = torch.zeros_like(few, dtype=torch.int64)
-    few[query, place] = values[found, column]
-    where[query, place] = block[found] * blocks.shape[2] + column
-    return few, where
+    few = values.new_full((batch, int(counts.max()) if batch else 0), -torch.inf)
+    slots = torch.zeros_like(few, dtype=torch.int64)
+    few[query, place], slots[query, place] = values, where
+    return few, slots
 
 
 def _top(
@@ -197,10 +242,10 @@ def _top(
     fast pass over memory, where a top-k over all columns is several slow ones.
     """
     batch, rows = similarity.shape
-    if rows % _BLOCK or rows < 4 * count * _BLOCK:
+    if rows % BLOCK or rows < 4 * count * BLOCK:
         return similarity.topk(count)
-    blocks = similarity.view(batch, rows // _BLOCK, _BLOCK)
+    blocks = similarity.view(batch, rows // BLOCK, BLOCK)
     leading = blocks.amax(2).topk(count).indices
-    candidates = blocks.gather(1, leading[:, :, None].expand(-1, -1, _BLOCK))
+    candidates = blocks.gather(1, leading[:, :, None].expand(-1, -1, BLOCK))
     values, where = candidates.flatten(1).topk(count)
-    return values, leading.gather(1, where // _BLOCK) * _BLOCK + where % _BLOCK
+    return values, leading.gather(1, where // BLOCK) * BLOCK + where % BLOCK

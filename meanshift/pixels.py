@@ -159,9 +159,10 @@ def blur(
 
 def normalise(
     pictures: Float[Tensor, "batch channels height width"],
+    out: Float[Tensor, "batch channels height width"] | None = None,
 ) -> Float[Tensor, "batch channels height width"]:
     """Values in [0, 1] to ImageNet's zero mean and unit deviation."""
-    centred = pictures - _constant(MEAN, pictures.device)
+    centred = torch.sub(pictures, _constant(MEAN, pictures.device), out=out)
     return centred.div_(_constant(DEVIATION, pictures.device))
 
 

@@ -13,6 +13,7 @@ from meanshift import keyed
 from meanshift.bank import nearest
 from meanshift.data import Source
 from meanshift.features import extract
+from meanshift.pruned import Pruned
 from meanshift.subject import Result, Subject
 
 CHUNK, ROWS, BYTES = 2500, 65_536, 32 * 2**20
@@ -99,8 +100,14 @@ def neighbours(
     best: list[tuple[Tensor, Tensor]] = []
     for start in range(0, len(train), ROWS):
         rows = F.normalize(train[start : start + ROWS].to(device), dim=1)
+        most = min(count + 8, len(rows))
+        pruned = Pruned.of(rows, queries, most, chunk_bytes=BYTES)
         for which, part in enumerate(queries):
-            slots, similarity = _first_of_equals(part, rows, count)
+            if pruned is not None:
+                found = pruned.nearest(part, most)
+            else:
+                found = nearest(part, rows, most, chunk_bytes=BYTES)
+            slots, similarity = found[0], _told_apart(part, rows, *found)
             slots += start
             if start:
                 slots = torch.cat([best[which][0], slots], 1)
@@ -111,19 +118,18 @@ def neighbours(
     return ((slots.cpu(), similarity.cpu()) for slots, similarity in best)
 
 
-def _first_of_equals(part: Tensor, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The nearest rows, and some more; those that float32 can hardly tell apart told in float64.
+def _told_apart(part: Tensor, rows: Tensor, slots: Tensor, similarity: Tensor) -> Tensor:
+    """The similarities, in float64 where float32 can hardly tell neighbours apart.
 
     Copies of a picture must be equally near wherever they stand, but a product of matrices rounds
     by where a row stands.
     """
-    slots, similarity = nearest(part, rows, min(count + 8, len(rows)), chunk_bytes=BYTES)
     close = (similarity[:, :-1] - similarity[:, 1:] < 1e-6).any(1).nonzero()[:, 0]
     for few in close.split(256):
         candidates = rows[slots[few]].double()
         exact = (candidates * part[few].double()[:, None]).sum(2)
         similarity[few] = exact.to(similarity)
-    return slots, similarity
+    return similarity
 
 
 def _in_order(slots: Tensor, similarity: Tensor, count: int) -> tuple[Tensor, Tensor]:

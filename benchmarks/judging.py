@@ -1,0 +1,110 @@
+"""k-NN, k-means and the linear layer against the libraries people use for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.table import Row, by_turns, over, timed
+from meanshift.augment import TwoViews
+from meanshift.bench.step import STEP
+from meanshift.config import Views
+from meanshift.data import open_source
+from meanshift.encoder import build_backbone
+from meanshift.evaluate.cluster import kmeans
+from meanshift.evaluate.knn import neighbours
+from meanshift.probe import Recipe, Standardise, cached_stream, train_layers
+
+PICTURES, QUERIES, WIDTH, CLASSES = 50_000, 10_000, 512, 100
+
+
+def rows(rounds: int) -> Iterator[Row]:
+    for kind, goal in (("features like a network's", 1.2), ("without any structure", None)):
+        train, test = features(decaying=goal is not None)
+        found: dict[str, Tensor] = {}
+
+        def ours(train: Tensor = train, test: Tensor = test, found: dict = found) -> None:
+            found["ours"] = torch.cat([slots for slots, _ in neighbours(train, test, 20)])
+
+        contenders: dict[str, Callable[[], None]] = {"ours": ours}
+        faiss = _faiss(train, test, found)
+        if faiss is not None:
+            contenders["faiss"] = faiss
+        took = by_turns({name: timed(work) for name, work in contenders.items()}, rounds)
+        if faiss is not None:
+            same = float((found["ours"] == found["faiss"]).double().mean())
+            yield Row(f"20-NN, 50,000 x 10,000 x 512, {kind}: / faiss flat",
+                      over(took["faiss"], took["ours"]), goal,
+                      note=f"{same:.3%} of the neighbours in the same places")  # fmt: skip
+    yield from _clusters(train, rounds)
+    yield _linear(train, rounds)
+
+
+def features(*, decaying: bool) -> tuple[Tensor, Tensor]:
+    """Unit rows in overlapping classes; a network's variance falls quickly along its axes."""
+    generator = torch.Generator().manual_seed(0)
+    scale = torch.arange(1, WIDTH + 1) ** -0.75 if decaying else torch.ones(WIDTH)
+    axes = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=generator))[0]
+    labels = torch.arange(PICTURES + QUERIES) % CLASSES
+    spread = torch.randn(CLASSES, WIDTH, generator=generator)[labels]
+    spread += torch.randn(PICTURES + QUERIES, WIDTH, generator=generator)
+    rows = F.normalize((spread * scale) @ axes, dim=1)
+    return rows[:PICTURES].contiguous(), rows[PICTURES:].contiguous()
+
+
+def _clusters(train: Tensor, rounds: int) -> Iterator[Row]:
+    from sklearn.cluster import KMeans
+
+    theirs = KMeans(CLASSES, n_init=1, max_iter=20, tol=0, random_state=0)
+    took = by_turns({"ours": timed(lambda: kmeans(train, CLASSES)),
+                     "scikit-learn": timed(lambda: theirs.fit(train.numpy()))},
+                    rounds, warm=False)  # fmt: skip
+    yield Row("k-means, 50,000 x 512, 100 clusters, 20 turns: / scikit-learn",
+              over(took["scikit-learn"], took["ours"]))  # fmt: skip
+
+
+def _linear(train: Tensor, rounds: int) -> Row:
+    """40 epochs on features that were extracted once, beside one epoch of augmented views."""
+    recipe, cpu = Recipe(), torch.device("cpu")
+    labels = torch.arange(PICTURES) % CLASSES
+    backbone, _ = build_backbone(STEP.encoder, image_size=32)
+    backbone.eval().to(memory_format=torch.channels_last)
+    views, ids = TwoViews(Views(online="weak", same_view=True), 0, 32), torch.arange(256)
+    pictures = open_source("sample")["train"].gather(ids)
+
+    def cached() -> None:
+        train_layers(
+            cached_stream(train, labels, recipe=recipe, seed=0, device=cpu),
+            Standardise(train), train[:256], labels[:256], classes=CLASSES, recipe=recipe,
+            lrs=[recipe.lr], seed=0, device=cpu, steps=-(-PICTURES // recipe.batch_size),
+        )  # fmt: skip
+
+    @torch.no_grad()
+    def one_batch() -> None:
+        view, _ = views.finish(pictures, 0, ids)
+        backbone(view.contiguous(memory_format=torch.channels_last))
+
+    took = by_turns({"cached": timed(cached), "batch": timed(one_batch)}, rounds, warm=False)
+    epoch = [seconds * PICTURES / 256 for seconds in took["batch"]]
+    return Row("linear layer, 50,000 x 512: one epoch of views / 40 cached epochs",
+               over(epoch, took["cached"]), 1.0,
+               note="ResNet-18 with the small stem, 32 px; of the epoch one batch is timed"
+               )  # fmt: skip
+
+
+def _faiss(train: Tensor, test: Tensor, found: dict[str, Tensor]) -> Callable[[], None] | None:
+    try:
+        import faiss
+    except ImportError:
+        return None
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    index = faiss.IndexFlatIP(train.shape[1])
+    index.add(train.numpy())
+
+    def search() -> None:
+        found["faiss"] = torch.from_numpy(index.search(test.numpy(), 20)[1])
+
+    return search
