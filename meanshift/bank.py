@@ -198,24 +198,25 @@ def _better(
     similarity: Shaped[Tensor, "batch rows"], bar: Shaped[Tensor, "batch 1"]
 ) -> tuple[Shaped[Tensor, "batch few"], Int[Tensor, "batch few"]]:
     """The values above each query's bar, filled up with -inf: in later chunks they are few."""
-    query, column, values = above(similarity, bar)
+    blocks = similarity.view(len(similarity), -1, min(BLOCK, similarity.shape[1]))
+    query, column, values = above(blocks, blocks.amax(2), bar)
     return by_query(query, column, values, len(similarity))
 
 
 def above(
-    similarity: Shaped[Tensor, "batch rows"], bar: Shaped[Tensor, "batch 1"]
+    blocks: Shaped[Tensor, "batch blocks block"],
+    maxima: Shaped[Tensor, "batch blocks"],
+    bar: Shaped[Tensor, "batch 1"],
 ) -> tuple[Int[Tensor, " found"], Int[Tensor, " found"], Shaped[Tensor, " found"]]:
     """Where the values above each query's bar stand, query by query, and the values.
 
-    One pass for the maxima of blocks, then only the blocks that reach above the bar are looked at.
+    Only the blocks whose maximum is above the bar are looked at.
     """
-    batch, rows = similarity.shape
-    blocks = similarity.view(batch, -1, min(BLOCK, rows))
-    query, block = (blocks.amax(2) > bar).nonzero(as_tuple=True)
-    values = blocks.flatten(0, 1).index_select(0, query * blocks.shape[1] + block)
+    query, at = (maxima > bar).nonzero(as_tuple=True)
+    values = blocks.flatten(0, 1).index_select(0, query * blocks.shape[1] + at)
     found = (values > bar[query]).flatten().nonzero()[:, 0]
     which, column = found // blocks.shape[2], found % blocks.shape[2]
-    return query[which], block[which] * blocks.shape[2] + column, values.flatten()[found]
+    return query[which], at[which] * blocks.shape[2] + column, values.flatten()[found]
 
 
 def by_query(

@@ -13,7 +13,7 @@ from meanshift import keyed
 from meanshift.bank import nearest
 from meanshift.data import Source
 from meanshift.features import extract
-from meanshift.pruned import Pruned
+from meanshift.shortlist import Shortlist
 from meanshift.subject import Result, Subject
 
 CHUNK, ROWS, BYTES = 2500, 65_536, 32 * 2**20
@@ -101,10 +101,10 @@ def neighbours(
     for start in range(0, len(train), ROWS):
         rows = F.normalize(train[start : start + ROWS].to(device), dim=1)
         most = min(count + 8, len(rows))
-        pruned = Pruned.of(rows, queries, most, chunk_bytes=BYTES)
+        short = Shortlist.of(rows, queries, most)
         for which, part in enumerate(queries):
-            if pruned is not None:
-                found = pruned.nearest(part, most)
+            if short is not None:
+                found = short.nearest(part, most)
             else:
                 found = nearest(part, rows, most, chunk_bytes=BYTES)
             slots, similarity = found[0], _told_apart(part, rows, *found)
