@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # pip of the system installs into the environment, so Debian's python3-venv is not needed.
 PIP = $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: demo test test-slow check format pictures clean
+.PHONY: demo test test-slow bench check format pictures clean
 
 demo: $(VENV)/.installed
 	$(BIN)/meanshift demo
@@ -15,6 +15,10 @@ test: $(VENV)/.installed-dev $(VENV)/.browser
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/pytest -m slow
+
+# The speed figures, against libraries that nothing else here needs.
+bench: $(VENV)/.installed-bench
+	$(BIN)/meanshift bench
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -47,6 +51,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev]'
 	touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-bench: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[dev,bench]'
+	touch $@ $(VENV)/.installed-dev $(VENV)/.installed
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.table import Row, by_turns, over, timed
+from benchmarks.table import Row, by_turns, installed, over, timed
 from meanshift.augment import TwoViews
 from meanshift.bench.step import STEP
 from meanshift.config import Views
@@ -26,7 +26,9 @@ def rows(rounds: int) -> Iterator[Row]:
         train, test = features(decaying=goal is not None)
         found: dict[str, Tensor] = {}
 
-        def ours(train: Tensor = train, test: Tensor = test, found: dict = found) -> None:
+        def ours(
+            train: Tensor = train, test: Tensor = test, found: dict[str, Tensor] = found
+        ) -> None:
             found["ours"] = torch.cat([slots for slots, _ in neighbours(train, test, 20)])
 
         contenders: dict[str, Callable[[], None]] = {"ours": ours}
@@ -96,10 +98,10 @@ def _linear(train: Tensor, rounds: int) -> Row:
 
 
 def _faiss(train: Tensor, test: Tensor, found: dict[str, Tensor]) -> Callable[[], None] | None:
-    try:
-        import faiss
-    except ImportError:
+    if not installed("faiss"):
         return None
+    import faiss
+
     faiss.omp_set_num_threads(torch.get_num_threads())
     index = faiss.IndexFlatIP(train.shape[1])
     index.add(train.numpy())

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from benchmarks import authors
 from benchmarks.apart import Apart
 from benchmarks.memory import reset_peak, resident
-from benchmarks.table import Row, by_turns, over, timed
-from meanshift.bank import CHUNK_BYTES, MemoryBank, product
+from benchmarks.table import Row, by_turns, installed, over, timed
+from meanshift.bank import CHUNK_BYTES, MemoryBank
 from meanshift.memory import keep_memory
 from meanshift.methods import MeanShift
 
@@ -21,9 +21,8 @@ MIDDLE, LARGE = 128_000, 1_024_000
 
 
 def rows(rounds: int) -> Iterator[Row]:
-    contenders = {
-        name: Apart(search_and_loss, name, MIDDLE) for name in ("ours", "authors", *_lightly())
-    }
+    names = ["ours", "authors", *(["lightly"] if installed("lightly") else [])]
+    contenders = {name: Apart(search_and_loss, name, MIDDLE) for name in names}
     took = by_turns({name: one.lap for name, one in contenders.items()}, 3 * rounds)
     for one in contenders.values():
         one.end()
@@ -66,7 +65,8 @@ def search_and_loss(name: str, size: int) -> Iterator[float]:
         bank = NNMemoryBankModule(size=(size, DIM))
 
         def loss(query: Tensor) -> Tensor:
-            return (2 - 2 * (query * bank(u, update=True)).sum(1)).mean()
+            near: Tensor = bank(u, update=True)
+            return (2 - 2 * (query * near).sum(1)).mean()
 
     def work() -> None:
         query = v.clone().requires_grad_()
@@ -92,7 +92,7 @@ def large_bank(size: int) -> Iterator[dict[str, float]]:
 
     def bare() -> None:
         for part in bank.rows.split(step):
-            product(queries, part, out[:, : len(part)] if len(part) < step else out)
+            torch.mm(queries, part.T, out=out[:, : len(part)] if len(part) < step else out)
 
     reset_peak()
     before = resident("VmHWM")
@@ -116,11 +116,3 @@ def embeddings(count: int, seed: int) -> Tensor:
     centres = torch.randn(1000, DIM, generator=torch.Generator().manual_seed(0))
     near = centres[torch.randint(1000, (count,), generator=generator)]
     return F.normalize(near + torch.randn(count, DIM, generator=generator), dim=1)
-
-
-def _lightly() -> tuple[str, ...]:
-    try:
-        import lightly  # noqa: F401
-    except ImportError:
-        return ()
-    return ("lightly",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -59,6 +60,11 @@ def by_turns(
         for name, lap in contenders.items():
             taken[name].append(lap())
     return taken
+
+
+def installed(package: str) -> bool:
+    """Whether a peer can be measured; without it its rows are left out."""
+    return importlib.util.find_spec(package) is not None
 
 
 def over(slower: Iterable[float], faster: Iterable[float]) -> tuple[float, ...]:

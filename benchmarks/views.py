@@ -11,7 +11,7 @@ from PIL import Image
 
 from benchmarks import authors, files
 from benchmarks.apart import Apart
-from benchmarks.table import Row, by_turns, over, timed
+from benchmarks.table import Row, by_turns, installed, over, timed
 from meanshift.augment import TwoViews
 from meanshift.config import Views
 from meanshift.data import open_source
@@ -23,7 +23,7 @@ BATCH = 256
 def rows(rounds: int) -> Iterator[Row]:
     """Weak and strong by the paper's chances, blur included; one thread for everybody."""
     for size, goal in ((32, 10.0), (224, 2.0)):
-        names = ("ours", "torchvision", "lightly") if _has_lightly() else ("ours", "torchvision")
+        names = ["ours", "torchvision", *(["lightly"] if installed("lightly") else [])]
         contenders = {name: Apart(one_thread, name, size) for name in names}
         took = by_turns({name: one.lap for name, one in contenders.items()}, rounds, warm=False)
         for one in contenders.values():
@@ -79,11 +79,3 @@ def _pictures(size: int) -> np.ndarray:
     if size == 32:
         return open_source("sample")["train"].gather(torch.arange(BATCH)).numpy()
     return np.stack([np.asarray(one) for one in files.photographs(BATCH)])
-
-
-def _has_lightly() -> bool:
-    try:
-        import lightly  # noqa: F401
-    except ImportError:
-        return False
-    return True

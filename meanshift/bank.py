@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
-from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 BLOCK = 64  # rows whose best similarity stands for them in the first pass of a search
-_LARGE = 2**31  # multiplications of a large product of matrices
 CHUNK_BYTES = 16 * 2**20  # similarities in memory at a time; they stay near the processor
 
 
@@ -141,7 +137,7 @@ def nearest(
         memory = queries.new_empty(len(queries) * widest)  # one for all: fresh pages cost time
         for start, stop in chunks:
             similarity = memory[: len(queries) * (stop - start)].view(len(queries), stop - start)
-            product(queries, rows[start:stop].to(precise), similarity)
+            torch.mm(queries, rows[start:stop].to(precise).T, out=similarity)
             if leave_out is not None:
                 _hide(similarity, leave_out - start)
             if skip is not None:
@@ -153,30 +149,6 @@ def nearest(
             best, order = torch.cat([best, found], 1).topk(count)
             slots = torch.cat([slots, where + start], 1).gather(1, order)
     return slots, best
-
-
-def product(
-    queries: Shaped[Tensor, "batch dim"],
-    rows: Shaped[Tensor, "size dim"],
-    out: Shaped[Tensor, "batch size"],
-) -> None:
-    """All inner products; on the CPU by numpy's library where it is faster than torch's.
-
-    With several threads only large ones: the threads of the two wait for work awake, and are for a
-    while in each other's way.
-    """
-    threads = torch.get_num_threads()
-    small = threads > 1 and out.numel() * rows.shape[1] < _LARGE
-    if small or queries.device.type != "cpu":
-        torch.mm(queries, rows.T, out=out)
-        return
-    with _blas().limit(limits=threads):  # numpy would ask the machine, not torch
-        np.matmul(queries.detach().numpy(), rows.detach().numpy().T, out=out.numpy())
-
-
-@functools.cache
-def _blas() -> ThreadpoolController:
-    return ThreadpoolController().select(user_api="blas")
 
 
 def _chunks(size: int, step: int) -> list[tuple[int, int]]:

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from meanshift.bank import BLOCK, above, by_query, nearest
+from meanshift.bank import BLOCK, CHUNK_BYTES, above, by_query, nearest
 
 _WORTH = 2**34  # multiplications below which nothing is gained
 _PAYS = 0.4  # of the plain product: what comparing the list may cost to be less in all
@@ -37,32 +37,39 @@ class Shortlist:
     >>> slots, similarity = search.nearest(queries, 28)
     """
 
-    def __init__(self, rows: Float[Tensor, "size dim"]) -> None:
-        self.rows, self.centre = rows, rows.mean(0)
+    def __init__(self, rows: Float[Tensor, "size dim"], *, chunk_bytes: int) -> None:
+        self.rows, self.centre, self.chunk_bytes = rows, rows.mean(0), chunk_bytes
         self.rounded = _Rounded(rows, self.centre)
         self.longest = float(rows.norm(dim=1).max())
         self.pays = True  # until a list was too long: where rows crowd, the bounds hardly tell them
 
     @classmethod
     def of(
-        cls, rows: Float[Tensor, "size dim"], queries: Sequence[Float[Tensor, "_ dim"]], count: int
+        cls,
+        rows: Float[Tensor, "size dim"],
+        queries: Sequence[Float[Tensor, "_ dim"]],
+        count: int,
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> Shortlist | None:
         """None where the plain search is as fast, or the only one that there is."""
         on_cpu = rows.device.type == "cpu" and rows.dtype == torch.float32
         small = sum(map(len, queries)) * rows.numel() < _WORTH or len(rows) < 4 * count * BLOCK
         if not on_cpu or small or not multiplies_bytes() or not rows.sum().isfinite():
             return None
-        return cls(rows)
+        return cls(rows, chunk_bytes=chunk_bytes)
 
     @torch.no_grad()
     def nearest(
         self, queries: Float[Tensor, "batch dim"], count: int
     ) -> tuple[Int[Tensor, "batch count"], Float[Tensor, "batch count"]]:
         """What `bank.nearest` finds; only the order of sums may round differently."""
-        found = [
-            self._nearest(part, count) if self.pays else nearest(part, self.rows, count)
-            for part in queries.split(_TOGETHER)
-        ]
+        found = list[tuple[Tensor, Tensor]]()
+        while self.pays and len(queries):
+            found.append(self._nearest(queries[:_TOGETHER], count))
+            queries = queries[_TOGETHER:]
+        if len(queries):
+            found.append(nearest(queries, self.rows, count, chunk_bytes=self.chunk_bytes))
         slots, best = (torch.cat(parts) for parts in zip(*found, strict=True))
         return slots, best
 
@@ -82,7 +89,7 @@ class Shortlist:
         cost = len(query) * _of_a_pair(queries.shape[1]) / blocks.numel()
         self.pays = cost < _PAYS
         if cost > 1:
-            return nearest(queries, self.rows, count)
+            return nearest(queries, self.rows, count, chunk_bytes=self.chunk_bytes)
         found = by_query(query, slots, self._compared(queries, query, slots), len(queries))
         best, order = found[0].topk(count)
         return found[1].gather(1, order), best

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meanshift.cli.settings import add_settings, configure
-from meanshift.config import HARMLESS, differences
+from meanshift.config import HARMLESS, Config, differences
 from meanshift.recipes import RECIPES, describe
 
 if TYPE_CHECKING:
     from meanshift.cli import Command
+
+
+TABLES = "training searching views files judging starting memory growth".split()
 
 
 def add(command: Command) -> None:
@@ -19,20 +24,22 @@ def add(command: Command) -> None:
 
     bench = command("bench", _bench, "the speed figures, as ratios measured in one run")
     bench.add_argument(
-        "name",
-        choices=["step", "judge", "cost", "transfer"],
-        help="step: a whole step against its two bare encoders; judge: k-NN, k-means and the "
-        "cached linear layer against faiss and scikit-learn; cost: the search's share of a step "
-        "by the size of the bank; transfer: the path of 45 penalties against scikit-learn's fits",
-    )
-    bench.add_argument(
-        "folder",
-        nargs="?",
-        metavar="RUN",
-        help="cost only: measure with this run's settings and keep the table in its results",
+        "words",
+        nargs="*",
+        metavar="NAME",
+        help=f"tables against the authors' way and other libraries, some minutes in all: "
+        f"{', '.join(TABLES)} [all]; or alone: step (the phases of a step), cost [RUN] (the "
+        f"search's share by the size of the bank, kept with a run's results), transfer (45 "
+        f"penalties against scikit-learn's fits)",
     )
     bench.add_argument(
         "--rounds", type=int, help="interleaved rounds; the median counts [3, cost: 9, transfer: 1]"
+    )
+    bench.add_argument(
+        "--out", type=Path, metavar="DIR", help="for bench.json and the picture [runs/bench]"
+    )
+    bench.add_argument(
+        "--photos", type=Path, metavar="DIR", help="files: class folders of JPEGs [made ones]"
     )
     add_settings(bench)
 
@@ -44,31 +51,68 @@ def _recipes(_: argparse.Namespace) -> int:
 
 
 def _bench(given: argparse.Namespace) -> int:
+    alone, *more = given.words or [""]
+    if given.rounds is not None and given.rounds < 1:
+        raise ValueError(f"--rounds: got {given.rounds}, need 1 or more")
+    if alone in ("step", "cost"):
+        return _bench_alone(given, alone, more)
+    unknown = [word for word in given.words if word not in (*TABLES, "transfer")]
+    if unknown or ("transfer" in given.words and more):
+        raise ValueError(
+            f"bench {' '.join(given.words)}: need any of {', '.join(TABLES)}; or step, cost [RUN] "
+            f"or transfer, alone"
+        )
+    changed = configure(given, Config())
+    if changed != Config():
+        other = ", ".join(differences(Config(), changed))
+        raise ValueError(f"bench: only step and cost take settings, got {other}; leave them out")
+    _find_benchmarks()
+    if alone == "transfer":
+        from benchmarks.transfer import bench_transfer
+
+        print(bench_transfer(rounds=given.rounds or 1))
+        return 0
+    from benchmarks.run import run
+
+    out = given.out or Path("runs/bench")
+    run(given.words or TABLES, rounds=given.rounds or 3, out=out, photos=given.photos)
+    return 0
+
+
+def _bench_alone(given: argparse.Namespace, name: str, more: list[str]) -> int:
     from meanshift.bench.cost import bench_cost, describe_cost
-    from meanshift.bench.judge import bench_judge
     from meanshift.bench.step import STEP, bench_step
-    from meanshift.bench.transfer import bench_transfer
     from meanshift.journal import Journal
 
-    if given.folder is not None and given.name != "cost":
-        raise ValueError(f"bench {given.name}: takes no run, got {given.folder}; only cost does")
-    usual = {"cost": 9, "transfer": 1}.get(given.name, 3)
-    rounds = usual if given.rounds is None else given.rounds
-    if given.name == "judge":
-        print(bench_judge(rounds=rounds))
-    elif given.name == "transfer":
-        print(bench_transfer(rounds=rounds))
-    elif given.name == "step":
-        print(bench_step(configure(given, STEP), rounds=rounds))
-    elif given.folder is None:
-        print(describe_cost(bench_cost(configure(given, STEP), rounds=rounds)))
+    if given.out is not None or given.photos is not None:
+        raise ValueError(f"bench {name}: reads neither --out nor --photos; leave them out")
+    if len(more) > (name == "cost"):
+        raise ValueError(f"bench {name}: takes no run, got {' '.join(more)}; only cost takes one")
+    if name == "step":
+        print(bench_step(configure(given, STEP), rounds=given.rounds or 3))
+    elif not more:
+        print(describe_cost(bench_cost(configure(given, STEP), rounds=given.rounds or 9)))
     else:
-        journal = Journal.open(Path(given.folder))
+        journal = Journal.open(Path(more[0]))
         config = configure(given, journal.config)
         other = ", ".join(set(differences(journal.config, config)) - HARMLESS)
         if other:
-            raise ValueError(f"{given.folder}: is measured as it was trained; leave out {other}")
-        result = bench_cost(config, rounds=rounds)
+            raise ValueError(f"{more[0]}: is measured as it was trained; leave out {other}")
+        result = bench_cost(config, rounds=given.rounds or 9)
         print(describe_cost(result))
         print(f"\nkept in {journal.save_result('cost', result)}")
     return 0
+
+
+def _find_benchmarks() -> None:
+    """The contenders are not in the package: they come with a clone."""
+    root = Path(__file__).parents[2]
+    if not (root / "benchmarks" / "run.py").exists():
+        raise ValueError(
+            "bench: the tables need the contenders in `benchmarks/`, which an installed package "
+            "has not; clone the repository and type: make bench"
+        )
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # for the contenders' processes
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), *paths]))

@@ -101,7 +101,7 @@ def neighbours(
     for start in range(0, len(train), ROWS):
         rows = F.normalize(train[start : start + ROWS].to(device), dim=1)
         most = min(count + 8, len(rows))
-        short = Shortlist.of(rows, queries, most)
+        short = Shortlist.of(rows, queries, most, chunk_bytes=BYTES)
         for which, part in enumerate(queries):
             if short is not None:
                 found = short.nearest(part, most)
