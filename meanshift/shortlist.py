@@ -53,9 +53,13 @@ class Shortlist:
         chunk_bytes: int = CHUNK_BYTES,
     ) -> Shortlist | None:
         """None where the plain search is as fast, or the only one that there is."""
-        on_cpu = rows.device.type == "cpu" and rows.dtype == torch.float32
+        on_cpu = rows.device.type == "cpu" and all(
+            held.dtype == torch.float32 for held in (rows, *queries)
+        )
         small = sum(map(len, queries)) * rows.numel() < _WORTH or len(rows) < 4 * count * BLOCK
-        if not on_cpu or small or not multiplies_bytes() or not rows.sum().isfinite():
+        if not on_cpu or small or not multiplies_bytes():
+            return None
+        if not all(held.sum().isfinite() for held in (rows, *queries)):
             return None
         return cls(rows, chunk_bytes=chunk_bytes)
 
@@ -88,7 +92,8 @@ class Shortlist:
         query, slots, _ = above(blocks, maxima, bar)
         cost = len(query) * _of_a_pair(queries.shape[1]) / blocks.numel()
         self.pays = cost < _PAYS
-        if cost > 1:
+        fewest = int(query.bincount(minlength=len(queries)).min())
+        if cost > 1 or fewest < count:  # the latter where all is so small that nothing is above
             return nearest(queries, self.rows, count, chunk_bytes=self.chunk_bytes)
         found = by_query(query, slots, self._compared(queries, query, slots), len(queries))
         best, order = found[0].topk(count)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from meanshift import MemoryBank
-from meanshift.bank import nearest
+from meanshift.bank import above, by_query, nearest
 
 
 def unit(rows, dim, seed=0):
@@ -108,6 +108,36 @@ def test_half_storage_finds_nearly_the_same_rows(dtype):
 def test_an_empty_query_finds_nothing():
     slots, _ = nearest(unit(0, 4), unit(10, 4), 3)
     assert slots.shape == (0, 3)
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(
+    batch=st.integers(0, 4),
+    blocks=st.integers(1, 4),
+    width=st.integers(1, 5),
+    seed=st.integers(0, 2**20),
+)
+def test_values_above_a_bar_are_found_as_by_looking_at_each(batch, blocks, width, seed):
+    """Few different values, so that many are equal to the bar: those are not above it."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randint(0, 4, (batch, blocks, width), generator=generator).float()
+    bar = torch.randint(-1, 4, (batch, 1), generator=generator).float()
+    query, where, high = above(values, values.amax(2), bar)
+    expected = [
+        (row, column, value)
+        for row, line in enumerate(values.flatten(1).tolist())
+        for column, value in enumerate(line)
+        if value > bar[row]
+    ]
+    found = list(zip(query.tolist(), where.tolist(), high.tolist(), strict=True))
+    assert found == expected
+    few, slots = by_query(query, where, high, batch)
+    for row in range(batch):
+        own = [(column, value) for at, column, value in expected if at == row]
+        rest = few.shape[1] - len(own)
+        assert slots[row, : len(own)].tolist() == [column for column, _ in own]
+        assert few[row].tolist() == [value for _, value in own] + [-torch.inf] * rest
+    assert few.shape[1] == max((query.tolist().count(row) for row in range(batch)), default=0)
 
 
 @pytest.mark.slow

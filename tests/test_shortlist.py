@@ -12,7 +12,9 @@ from meanshift.evaluate import knn
 from meanshift.evaluate.knn import neighbours
 from meanshift.shortlist import Shortlist, _Asked, _Rounded, multiplies_bytes
 
-pytestmark = pytest.mark.skipif(not multiplies_bytes(), reason="no product of bytes here")
+pytestmark = pytest.mark.skipif(  # not by `multiplies_bytes`: what is broken may not be skipped
+    "onednn" not in torch.backends.quantized.supported_engines, reason="no product of bytes here"
+)
 BYTES = 2**20
 
 
@@ -101,7 +103,7 @@ def assert_bounded(queries, rows):
     unit=st.booleans(),
     own=st.booleans(),
 )
-@settings(deadline=None, max_examples=400, derandomize=True)
+@settings(deadline=None, max_examples=250, derandomize=True)
 def test_the_bound_is_never_below_a_product(seed, dim, batch, size, kinds, mirrored, unit, own):
     queries, rows = made(kinds[0], seed, batch, dim), made(kinds[1], seed + 1, size, dim)
     if mirrored:  # the mean row is then zero
@@ -260,7 +262,7 @@ def test_the_search_finds_what_float64_does(parts, count, size, power):
     kinds=st.tuples(st.sampled_from(KINDS), st.sampled_from(KINDS)),
     count=st.integers(1, 5),
 )
-@settings(deadline=None, max_examples=100, derandomize=True)
+@settings(deadline=None, max_examples=80, derandomize=True)
 def test_the_search_is_as_good_for_any_rows(seed, dim, size, kinds, count):
     queries, rows = made(kinds[0], seed, 6, dim), made(kinds[1], seed + 1, size, dim)
     if not (queries.any() or rows.any()):
@@ -327,22 +329,22 @@ def test_rows_that_crowd_do_not_pay(parts):
 
 
 def test_few_pairs_are_compared(parts, pairs):
-    rows, queries = flat(20_000, 64, 1, 1.5), flat(300, 64, 2, 1.5)
+    rows, queries = flat(20_000, 128, 1, 0.5), flat(100, 128, 2, 0.5)
     search = Shortlist(rows, chunk_bytes=BYTES)
     assert_as_near(rows, queries, search.nearest(queries, 10))
     bars, lists = pairs
-    assert bars == 300 * 10 <= lists < 0.005 * len(rows) * len(queries)
-    assert parts == {"bytes": [300], "plain": []}
+    assert bars == 100 * 10 <= lists < 0.002 * len(rows) * len(queries)
+    assert search.pays and parts == {"bytes": [100], "plain": []}
 
 
 @pytest.mark.usefixtures("cheap")
 def test_bars_are_set_by_good_rows(pairs):
     """By the most promising ones, of whatever blocks; with worse ones the lists were longer."""
-    rows, queries = flat(20_000, 64, 1, 1.5), flat(100, 64, 2, 1.5)
+    rows, queries = flat(9000, 64, 1), flat(50, 64, 2)
     Shortlist(rows, chunk_bytes=BYTES).nearest(queries, 10)
     centre = rows.mean(0)
     asked = _Asked(queries, centre, 1.0)
-    bound = _Rounded(rows, centre).bound(asked)[:, :20_000] + asked.along
+    bound = _Rounded(rows, centre).bound(asked)[:, :9000] + asked.along
     least = (bound > exact(rows, queries, 10)[1][:, -1:]).sum()
     assert least <= pairs[1] < 1.3 * least
 
@@ -432,12 +434,12 @@ def test_parts_of_the_training_rows_change_nothing(always, monkeypatch, rows):
 
 
 def test_a_large_search_is_by_bytes_without_being_told(parts, monkeypatch):
-    train, test = flat(8000, 64, 1, 1.5), flat(600, 64, 2, 1.5)
-    monkeypatch.setattr(shortlist, "_WORTH", 8000 * 64 * 600 + 1)
-    expected = both(*neighbours(train, test, 20, chunk=550))
+    train, test = flat(8000, 128, 1, 0.5), flat(600, 128, 2, 0.5)
+    monkeypatch.setattr(shortlist, "_WORTH", 8000 * 128 * 600 + 1)
+    expected = both(*neighbours(train, test, 2, chunk=550))
     assert parts["bytes"] == []
-    monkeypatch.setattr(shortlist, "_WORTH", 8000 * 64 * 600)
-    found = both(*neighbours(train, test, 20, chunk=550))
+    monkeypatch.setattr(shortlist, "_WORTH", 8000 * 128 * 600)
+    found = both(*neighbours(train, test, 2, chunk=550))
     assert parts["bytes"] == [512, 38, 50]
     assert_as_near(train, test, found)
     assert (found[0] == expected[0]).double().mean() > 0.999
@@ -469,7 +471,6 @@ def test_zero_rows_and_rows_in_order_of_class_are_no_trouble(parts):
 # What no encoder should make, but a broken one does
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="no slack, so that the list is empty")
 @pytest.mark.parametrize("length", [0.0, 1e-30])
 def test_rows_and_queries_of_hardly_any_length_are_searched(length):
     rows = length * flat(1024, 16, 1)
@@ -478,7 +479,6 @@ def test_rows_and_queries_of_hardly_any_length_are_searched(length):
 
 
 @pytest.mark.usefixtures("worth")
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="the bounds are no numbers either")
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
 def test_a_query_that_is_no_number_does_not_spoil_the_others(wrong):
     train, test = flat(4096, 16, 1), flat(9, 16, 2)
@@ -490,7 +490,6 @@ def test_a_query_that_is_no_number_does_not_spoil_the_others(wrong):
 
 
 @pytest.mark.usefixtures("worth")
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="only the type of rows is looked at")
 def test_queries_of_another_type_are_searched():
     train, test = flat(4096, 16, 1), flat(9, 16, 2)
     slots, _ = both(*neighbours(train, test.double(), 4))

@@ -26,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     warnings.showwarning = _show_warning
     keep_memory()
+    _wait_asleep()
     try:
         code: int = given.run(given)
         sys.stdout.flush()
@@ -39,6 +40,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("meanshift: interrupted", file=sys.stderr)
         return 130
+
+
+def _wait_asleep() -> None:
+    """Threads that wait for each other sleep sooner; before torch is loaded, which asks once.
+
+    By default they keep their cores busy for so long that loader workers, or anything else that
+    computes, can slow a step down tenfold.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "30000")
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
