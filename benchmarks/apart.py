@@ -41,6 +41,7 @@ class Apart:
 
 
 def _serve(connection: Connection, contender: Callable[..., Iterator[Any]], given: Any) -> None:
+    mp.set_start_method(mp.get_all_start_methods()[0], force=True)  # a spawned process's is spawn
     values = contender(*given)
     connection.send(next(values))
     while connection.recv():

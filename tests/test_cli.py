@@ -15,7 +15,7 @@ from meanshift.config import settings
 from meanshift.data import train_and_held_out
 from meanshift.recipes import RECIPES
 
-COMMANDS = "demo pretrain evaluate embed export figures report explore recipes bench".split()
+COMMANDS = "demo pretrain evaluate embed export figures report explore pack recipes bench".split()
 NETWORK = (
     "--data.image_size 16 --encoder.width 0.125 --train.batch_size 4 --method.bank_size 16 "
     "--train.device cpu"

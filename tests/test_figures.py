@@ -671,7 +671,7 @@ def test_bench_cost_feeds_the_cost_table(make, call):
 def test_bench_cost_refuses_what_it_cannot_mean(make, call):
     folder = make()
     assert "leave out method.k" in call("bench", "cost", folder, "--method.k", "9")[2]
-    assert "only cost does" in call("bench", "step", folder)[2]
+    assert "only cost takes one" in call("bench", "step", folder)[2]
     assert "2 or more" in call("bench", "cost", make("byol", method__k=1))[2]
     assert "--rounds" in call("bench", "cost", folder, "--rounds", "0")[2]
     assert not (folder / "results" / "cost.json").exists()

@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from torch.nn import functional as F
 
-from meanshift.bench.transfer import bench_transfer
+from benchmarks.transfer import bench_transfer
 from meanshift.logistic import PENALTIES, Problem
 
 
