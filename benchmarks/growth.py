@@ -29,7 +29,7 @@ def rows(rounds: int, *, out: Path | None = None) -> Iterator[Row]:
     measured = {}
     for name, (setting, values, others) in AXES.items():
         configs = [HALF.with_overrides({setting: value, **others}) for value in values]
-        apart = Apart(points, configs, rounds)
+        apart = Apart(points, configs, max(2, rounds - 1))
         measured[name] = [(value, *told) for value, told in zip(values, apart.ask(), strict=True)]
         apart.end()
         for part, which in (("a step", 1), ("search and loss", 2)):

@@ -12,7 +12,7 @@ from benchmarks import authors
 from benchmarks.apart import Apart
 from benchmarks.memory import reset_peak, resident
 from benchmarks.table import Row, by_turns, installed, over, timed
-from meanshift.bank import CHUNK_BYTES, MemoryBank
+from meanshift.bank import CHUNK_BYTES, MemoryBank, nearest
 from meanshift.memory import keep_memory
 from meanshift.methods import MeanShift
 
@@ -85,8 +85,7 @@ def large_bank(size: int) -> Iterator[dict[str, float]]:
     queries, bank = embeddings(QUERIES, 1), MemoryBank(size, DIM)
     for start in range(0, size, 64_000):
         bank.enqueue(embeddings(min(64_000, size - start), 3 + start))
-    half = MemoryBank(size, DIM, dtype=torch.bfloat16)
-    half.rows.copy_(bank.rows)
+    half = bank.rows.bfloat16()
     step = CHUNK_BYTES // (QUERIES * 4)
     out = torch.empty(QUERIES, step)
 
@@ -98,14 +97,14 @@ def large_bank(size: int) -> Iterator[dict[str, float]]:
     before = resident("VmHWM")
     slots, _ = bank.search(queries, K - 1)
     extra = resident("VmHWM") - before
-    halves, _ = half.search(queries, K - 1)
+    halves, _ = nearest(queries, half, K - 1)
     changed = 1 - float((slots[:, :, None] == halves[:, None]).any(2).double().mean())
     bare()
     yield {}
     while True:
         laps = {
             "bare": timed(bare), "search": timed(lambda: bank.search(queries, K - 1)),
-            "half": timed(lambda: half.search(queries, K - 1)),
+            "half": timed(lambda: nearest(queries, half, K - 1)),
         }  # fmt: skip
         yield {name: lap() for name, lap in laps.items()} | {"extra": extra, "changed": changed}
 
