@@ -64,7 +64,7 @@ def exponent(measured: list[tuple[int, float]]) -> float:
 
 def draw(measured: dict[str, list[Point]], out: Path) -> None:
     """Both parts by each axis, as multiples of the smallest step of the panel."""
-    figure = look.figure(10, 3.2)
+    figure = look.figure(10.0, 3.2)
     told = []
     for axes, (name, held) in zip(figure.subplots(1, 3), measured.items(), strict=True):
         least = min(step for _, step, _ in held)
