@@ -75,11 +75,12 @@ def draw(measured: dict[str, list[Point]], out: Path) -> None:
             axes.loglog(x, y, "o-", color=look.COLOURS[colour], markersize=4, label=label)
             told.append(f"{name}, {label}")
         axes.set(xlabel=name, title=f"by {name.split(',')[0]}")
-        axes.set_xticks(x, [f"{v // 1024:,}k" if v >= 4096 else f"{v}" for v in x])
+        axes.set_xticks(x[::2], [f"{v // 1024:,}k" if v >= 4096 else f"{v}" for v in x[::2]])
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.minorticks_off()
         axes.legend(fontsize=7.5, loc="upper left")
         low, high = axes.get_ylim()
-        axes.set_ylim(low, high * 4)  # room for the legend
+        axes.set_ylim(low, high * 6)  # room for the legend
     figure.axes[0].set_ylabel("time / that of the panel's smallest step")
     look.save(figure, out / "growth", title="How a training step grows",
               text="; ".join(told), suffixes=(".png",))  # fmt: skip

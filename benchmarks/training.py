@@ -134,13 +134,17 @@ def authors_steps(config: Config, steps: int, workers: int) -> Iterator[float]:
 
 
 def _laps(feed: Callable[[], Feed], steps: int) -> Iterator[float]:
-    """One step fills the loaders' queues, then `steps` are timed; between laps nothing runs."""
+    """Steps on the clock once the first batch is there; between laps nothing runs."""
+    warm = feed()
+    next(warm)()  # the first step allocates
+    warm.close()
     yield 0.0
     while True:
         steady = feed()
-        next(steady)()
+        ready = next(steady)
         begun = time.perf_counter()
-        for _ in range(steps):
+        ready()
+        for _ in range(steps - 1):
             next(steady)()
         yield (time.perf_counter() - begun) / steps
         steady.close()
