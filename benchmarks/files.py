@@ -26,7 +26,7 @@ from meanshift.memory import keep_memory
 SIZE, BATCH, WORKERS = 224, 256, 2
 
 
-def rows(rounds: int, *, folder: Path | None = None, pictures: int = 2_560) -> Iterator[Row]:
+def rows(rounds: int, *, folder: Path | None = None, pictures: int = 2_048) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as temporary:
         photos, packed = folder or Path(temporary) / "photos", Path(temporary) / "packed"
         if folder is None:

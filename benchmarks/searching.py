@@ -23,7 +23,7 @@ MIDDLE, LARGE = 128_000, 1_024_000
 def rows(rounds: int) -> Iterator[Row]:
     names = ["ours", "authors", *(["lightly"] if installed("lightly") else [])]
     contenders = {name: Apart(search_and_loss, name, MIDDLE) for name in names}
-    took = by_turns({name: one.lap for name, one in contenders.items()}, 3 * rounds)
+    took = by_turns({name: one.lap for name, one in contenders.items()}, 2 * rounds)
     for one in contenders.values():
         one.end()
     what = f"search and loss, {QUERIES} queries, {MIDDLE:,} x {DIM}"

@@ -26,9 +26,9 @@ from meanshift.memory import keep_memory
 HALF = replace(STEP, encoder=replace(STEP.encoder, stem="small-stride2", width=0.5))
 LARGE = STEP.with_overrides(
     {"encoder.name": "resnet50", "encoder.stem": "imagenet", "data.image_size": 224,
-     "method.bank_size": 128_000, "train.batch_size": 32}
+     "method.bank_size": 128_000, "train.batch_size": 16}
 )  # fmt: skip
-"""ResNet-50 at 224 pixels; a batch of 32, since the activations of 256 need some 25 GB"""
+"""ResNet-50 at 224 pixels; a batch of 16, since the activations of 256 need some 25 GB"""
 
 Feed = Generator[Callable[[], None]]
 
@@ -61,7 +61,7 @@ def rows(rounds: int) -> Iterator[Row]:
 def _steps(rounds: int) -> Iterator[Row]:
     for config, name, share, turns in (
         (STEP, "ResNet-18, small stem", 0.02, max(2, rounds - 1)),
-        (HALF, "ResNet-18, half width, stride-2 stem", None, 4 * rounds),
+        (HALF, "ResNet-18, half width, stride-2 stem", None, 3 * rounds),
     ):
         apart = Apart(step_and_bare, config)
         told = [apart.ask() for _ in range(turns)]
@@ -72,7 +72,7 @@ def _steps(rounds: int) -> Iterator[Row]:
         yield Row(f"step, {name}: share of search and loss", shares, share, at_most=True)
     large = Apart(share_of_search, LARGE, 256)
     yield Row("step, ResNet-50, 224 px, bank 128,000: share of search and loss", (large.ask(),),
-              0.005, at_most=True, note="256 queries beside eight batches of 32")  # fmt: skip
+              0.005, at_most=True, note="256 queries beside sixteen batches of 16")  # fmt: skip
     large.end()
 
 
