@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torchvision.transforms.v2 import functional as TF
 
-from meanshift import augment, config
+from meanshift import config, pixels
 from meanshift.data import Unreadable, open_source
 from meanshift.data.arrays import ArraySource
 from meanshift.data.folder import FolderSource
@@ -86,7 +86,7 @@ def test_extract_leaves_the_global_generator_alone(network, few):
 def test_features_are_the_eval_output_in_order(network, few):
     got = features_of(network.train(), few)
     pictures = few.gather(torch.arange(len(few))).permute(0, 3, 1, 2).float() / 255
-    mean, deviation = list(augment.MEAN), list(augment.DEVIATION)
+    mean, deviation = list(pixels.MEAN), list(pixels.DEVIATION)
     with torch.no_grad():
         expected = network.eval()(TF.normalize(pictures, mean, deviation))
         in_training = network.train()(TF.normalize(pictures, mean, deviation))
