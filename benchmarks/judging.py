@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -18,33 +21,60 @@ from meanshift.evaluate.cluster import kmeans
 from meanshift.evaluate.knn import neighbours
 from meanshift.probe import Recipe, Standardise, cached_stream, train_layers
 
-PICTURES, QUERIES, WIDTH, CLASSES = 50_000, 10_000, 512, 100
+PICTURES, QUERIES, WIDTH, CLASSES, K = 50_000, 10_000, 512, 100, 20
 CLUSTERED = 20_000
 """rows for k-means: of all of them scikit-learn's turn would take a minute"""
 
 
-def rows(rounds: int) -> Iterator[Row]:
+def rows(rounds: int, *, embedded: Path | None = None) -> Iterator[Row]:
+    """All rows; of `embedded`, a file of anybody's features, its 20-NN alone."""
+    if embedded is not None:
+        if not installed("faiss"):
+            raise ValueError("--features: its only contender is faiss; install faiss-cpu")
+        yield from _nearest(*read_features(embedded), f"features of {embedded.name}", None, rounds)
+        return
     for kind, goal in (("features like a network's", 1.2), ("without any structure", None)):
         train, test = features(decaying=goal is not None)
-        found: dict[str, Tensor] = {}
-
-        def ours(
-            train: Tensor = train, test: Tensor = test, found: dict[str, Tensor] = found
-        ) -> None:
-            found["ours"] = torch.cat([slots for slots, _ in neighbours(train, test, 20)])
-
-        contenders: dict[str, Callable[[], None]] = {"ours": ours}
-        faiss = _faiss(train, test, found)
-        if faiss is not None:
-            contenders["faiss"] = faiss
-        took = by_turns({name: timed(work) for name, work in contenders.items()}, rounds)
-        if faiss is not None:
-            same = float((found["ours"] == found["faiss"]).double().mean())
-            yield Row(f"20-NN, 50,000 x 10,000 x 512, {kind}: / faiss flat",
-                      over(took["faiss"], took["ours"]), goal,
-                      note=f"{same:.3%} of the neighbours in the same places")  # fmt: skip
+        yield from _nearest(train, test, kind, goal, rounds)
     yield _clusters(train[:CLUSTERED])
     yield _linear(train)
+
+
+def _nearest(
+    train: Tensor, test: Tensor, kind: str, goal: float | None, rounds: int
+) -> Iterator[Row]:
+    found: dict[str, Tensor] = {}
+
+    def ours() -> None:
+        found["ours"] = torch.cat([slots for slots, _ in neighbours(train, test, K)])
+
+    faiss = _faiss(train, test, found)
+    if faiss is None:
+        return
+    took = by_turns({"ours": timed(ours), "faiss": timed(faiss)}, rounds)
+    same = float((found["ours"] == found["faiss"]).double().mean())
+    yield Row(f"{K}-NN, {len(train):,} x {len(test):,} x {train.shape[1]}, {kind}: / faiss flat",
+              over(took["faiss"], took["ours"]), goal,
+              note=f"{same:.3%} of the neighbours in the same places")  # fmt: skip
+
+
+def read_features(file: Path) -> tuple[Tensor, Tensor]:
+    """Unit rows of an .npz that `meanshift embed` made: its training split, and what asks it.
+
+    Where all rows are of one split, every sixth asks the others.
+    """
+    try:
+        with file.open("rb") as opened, np.load(opened) as held:
+            rows, split = torch.from_numpy(held["embedding"]).float(), held["split"]
+    except (ValueError, KeyError, AttributeError, TypeError, zipfile.BadZipFile):
+        raise ValueError(f"{file}: need an .npz made by `meanshift embed`") from None
+    asked = torch.from_numpy(split != "train")
+    if bool(asked.all()) or not asked.any():
+        asked = torch.arange(len(rows)) % 6 == 5
+    if int((~asked).sum()) < K or not asked.any():
+        raise ValueError(f"{file}: {len(rows)} rows; need {K} to search and one that asks")
+    rows = F.normalize(rows, dim=1)
+    return rows[~asked], rows[asked]
 
 
 def features(*, decaying: bool) -> tuple[Tensor, Tensor]:
@@ -109,6 +139,6 @@ def _faiss(train: Tensor, test: Tensor, found: dict[str, Tensor]) -> Callable[[]
     index.add(train.numpy())
 
     def search() -> None:
-        found["faiss"] = torch.from_numpy(index.search(test.numpy(), 20)[1])
+        found["faiss"] = torch.from_numpy(index.search(test.numpy(), K)[1])
 
     return search

@@ -72,7 +72,8 @@ def peak_and_parts(config: Config, keep: bool) -> Iterator[dict[str, float]]:
         "gradients": learning,
         "optimiser": momentum,
         "bank": bank,
-        "views": 4 * contender.fixed.nbytes + contender.pictures.nbytes + contender.fixed.nbytes,
+        # Bytes of the pictures; as floats the fixed batch, the target's view and the online one.
+        "views": contender.pictures.nbytes + 3 * contender.fixed.nbytes,
         "activations": saved,
         "the target's forward": working,
     }

@@ -14,13 +14,21 @@ from meanshift.journal import environment, write_atomically
 from meanshift.machine import pick_precision
 
 
-def run(names: Sequence[str], *, rounds: int, out: Path, photos: Path | None = None) -> list[Row]:
+def run(
+    names: Sequence[str],
+    *,
+    rounds: int,
+    out: Path,
+    photos: Path | None = None,
+    features: Path | None = None,
+) -> list[Row]:
     """Measure, print each row as soon as it is known, and keep all in `out`/bench.json."""
     rows: list[Row] = []
     print(describe([]), flush=True)
     for name in names:
         given: dict[str, Path | None] = {"out": out} if name == "growth" else {}
         given |= {"folder": photos} if name == "files" else {}
+        given |= {"embedded": features} if name == "judging" else {}
         for row in importlib.import_module(f"benchmarks.{name}").rows(rounds, **given):
             rows.append(row)
             print(describe([row]).partition("\n")[2], flush=True)

@@ -112,12 +112,15 @@ def authors_steps(config: Config, steps: int, workers: int) -> Iterator[float]:
     assert source.labels is not None
     dataset = authors.Pictures(pixels, source.labels.numpy(), authors.TwoCrops(config.views, size))
     encoder = Encoder(config.encoder, dim=config.method.dim, image_size=size)
-    settings = config.method
+    method, train = config.method, config.train
     model = authors.MeanShift(
-        encoder, encoder.dim, k=settings.k, bank_size=settings.bank_size, momentum=0.99
+        encoder, encoder.dim, k=method.k, bank_size=method.bank_size, momentum=method.momentum
     )
     optimizer = torch.optim.SGD(
-        [p for p in model.parameters() if p.requires_grad], 0.05, momentum=0.9, weight_decay=1e-4
+        [p for p in model.parameters() if p.requires_grad],
+        train.lr,
+        momentum=train.sgd_momentum,
+        weight_decay=train.weight_decay,
     )
 
     def train_on(views: list[Tensor], labels: Tensor) -> None:

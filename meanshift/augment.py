@@ -1,7 +1,8 @@
 """The weak and the strong view of the paper, for whole batches at once, on the device.
 
 What a view is made of is drawn from its address (`keyed`); how it is made is arithmetic on the
-batch (`pixels`). So any part of a batch can be made alone, and gives the same.
+batch (`pixels`). So any part of a batch can be made alone, and gives the same up to the rounding
+of float32: sums of parts of other sizes may differ by about 1e-6.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ def keep_memory() -> bool:
     """Freed memory stays with the process instead of going back to the system; whether it does.
 
     By default glibc maps every large tensor anew and gives it back when it is freed, and the system
-    clears each page at its first touch: of a training step on a CPU that is a tenth, and more than
-    half of making views of 224 pixels. The price is that the process keeps its peak until it ends.
+    clears each page at its first touch: of a training step on a CPU that is about a tenth, and
+    more of making views of 224 pixels. The price is that the process keeps its peak until it ends.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

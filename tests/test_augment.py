@@ -181,6 +181,15 @@ def test_jitter_of_grey_black_and_white_pictures_is_finite():
     torch.testing.assert_close(turned, flat)
 
 
+@pytest.mark.parametrize("chroma", [1e-4, 1e-3, 1e-2])
+def test_hue_of_pictures_with_hardly_any_colour_matches_adjust_hue(planes, chroma):
+    faint = 0.4 + chroma * planes
+    shift = torch.linspace(-0.5, 0.5, COUNT)
+    expected = each(TF.adjust_hue, faint, shift.tolist())
+    torch.testing.assert_close(pixels.turn_hue(faint, shift), expected, atol=2e-6, rtol=0)
+    assert (expected - faint).abs().max() > 0.5 * chroma
+
+
 def test_grey_matches_rgb_to_grayscale(planes):
     chosen = torch.arange(COUNT) % 2 == 0
     got = pixels.grey(planes, chosen)

@@ -6,6 +6,7 @@ import sys
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -16,7 +17,8 @@ from benchmarks import authors, files, growth, judging, memory, searching, table
 from benchmarks.apart import Apart
 from benchmarks.run import run
 from benchmarks.table import Row, by_turns, describe, over
-from meanshift.bench.step import STEP
+from meanshift.bench.laps import Laps
+from meanshift.bench.step import STEP, Contender
 from meanshift.cli.showing import TABLES
 from meanshift.config import Views
 from meanshift.data import open_source
@@ -148,6 +150,29 @@ def test_a_large_bank_is_measured_beside_its_product(monkeypatch):
     assert min(told["search"], told["bare"], told["half"]) > 0 and 0 <= told["changed"] < 0.5
 
 
+def test_a_large_bank_tells_what_was_searched(monkeypatch):
+    """The search is on the clock, in both types; its memory is that of the peak."""
+    calls, peaks, search = [], iter([10, 35]), searching.MemoryBank.search
+
+    def noted(self, *of):
+        calls.append(self.rows.dtype)
+        return search(self, *of)
+
+    def others(queries, rows, count):
+        calls.append(rows.dtype)
+        return torch.full((len(queries), count), -1), torch.zeros(len(queries), count)
+
+    monkeypatch.setattr(searching, "QUERIES", 8)
+    monkeypatch.setattr(searching.MemoryBank, "search", noted)
+    monkeypatch.setattr(searching, "nearest", others)
+    monkeypatch.setattr(searching, "resident", lambda _: next(peaks))
+    told = first(searching.large_bank(2048))
+    assert told["extra"] == 25 and told["changed"] == 1
+    assert (
+        calls == [torch.float32, torch.bfloat16] * 2
+    )  # once for the neighbours, once on the clock
+
+
 @pytest.mark.parametrize("name", ["ours", "torchvision"])
 @pytest.mark.parametrize("size", [32, 224])
 def test_views_of_either(name, size, monkeypatch):
@@ -166,6 +191,78 @@ def test_photographs_to_views_in_three_ways(tmp_path, monkeypatch):
         assert first(files.our_views(tmp_path / folder, 9, 0)) > 0
 
 
+def test_each_way_makes_two_views_of_every_photograph(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "BATCH", 4)
+    files.write_photographs(tmp_path / "photos", 5)
+    theirs, ours, call, finish = [], [], authors.TwoCrops.__call__, files.TwoViews.finish
+
+    def one(self, picture):
+        theirs.append(call(self, picture))
+        return theirs[-1]
+
+    def batch(self, *of):
+        ours.append(finish(self, *of))
+        return ours[-1]
+
+    monkeypatch.setattr(authors.TwoCrops, "__call__", one)
+    monkeypatch.setattr(files.TwoViews, "finish", batch)
+    first(files.their_views(tmp_path / "photos", 9, 0))
+    first(files.our_views(tmp_path / "photos", 9, 0))
+    assert [[view.shape for view in pair] for pair in theirs] == [[(3, 224, 224)] * 2] * 9
+    assert [view.shape for pair in ours for view in pair] == [
+        (size, 3, 224, 224) for size in (4, 4, 1) for _ in range(2)
+    ]
+
+
+@pytest.mark.parametrize(("size", "cut"), [(32, 0), (224, 4)])
+def test_large_views_are_cut_as_loader_workers_do(size, cut, monkeypatch):
+    calls, crop = [], views.TwoViews.crop
+    monkeypatch.setattr(views, "BATCH", 3)
+    monkeypatch.setattr(views.TwoViews, "crop", lambda *of: calls.append(of) or crop(*of))
+    first(views.one_thread("ours", size))
+    assert len(calls) == cut  # three laps to be warm, one to count
+
+
+COST = {
+    "views": 1, "online forward": 2, "target forward": 3, "search and loss": 4, "backward": 5,
+    "optimiser": 6, "target follows": 7, "bare": 8, "search": 9,
+}  # fmt: skip
+
+
+class Told(Laps):
+    """Laps of given lengths."""
+
+    def time(self, name, work):
+        self.taken[name] = [float(COST[name])]
+        return work()
+
+
+def test_ratios_of_a_step_are_of_its_phases(monkeypatch):
+    monkeypatch.setattr(training, "Laps", Told)
+    assert first(training.step_and_bare(TINY)) == (28, 8, 4)
+    # Batches of 8 stand for one of 32: the encoders' time counts four times, the search's once.
+    assert first(training.share_of_search(TINY, 32)) == 9 / (4 * (28 - 4) + 9)
+    assert first(growth.points([TINY], 1))[0][0] > 0
+    monkeypatch.setattr(growth, "Laps", Told)
+    assert first(growth.points([TINY, TINY], 2)) == [(28, 4)] * 2
+
+
+def test_a_lap_is_all_steps_but_not_the_first_batch(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(training, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def spend(seconds):
+        now[0] += seconds
+
+    def feed():
+        while True:
+            spend(5)
+            yield lambda: spend(2)
+
+    laps = training._laps(feed, 3)
+    assert [next(laps) for _ in range(3)] == [0, (3 * 2 + 2 * 5) / 3, (3 * 2 + 2 * 5) / 3]
+
+
 def test_a_step_of_either_and_of_the_bare_encoders():
     assert first(training.our_steps(TINY, 1)) > 0
     assert first(training.authors_steps(TINY, 1, 0)) > 0
@@ -178,6 +275,24 @@ def test_the_parts_of_a_process_are_bytes_of_what_it_holds():
     assert told["peak"] > told["Python and torch"] > 0
     assert told["bank"] == 64 * 16 * 4 + 2 * 64 * 8  # rows of 16 values, ids and labels
     assert told["gradients"] == told["optimiser"] < told["weights"]
+    assert told["views"] == 8 * 3 * 16**2 * (1 + 3 * 4)  # bytes, and three batches of floats
+
+
+def test_weights_are_counted_once_and_without_the_bank():
+    method = Contender(TINY).method
+    held = {*method.parameters(), *method.buffers()} - set(method.bank.buffers())
+    told = first(memory.peak_and_parts(TINY, False))
+    assert told["weights"] == sum(one.nbytes for one in held)
+
+
+def test_activations_are_what_autograd_keeps_besides_the_weights_and_the_batch():
+    online, target = nn.Linear(4, 3), nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2))
+    method = types.SimpleNamespace(
+        parameters=online.parameters, predict=lambda x: online(x).exp(), target=target,
+        project=target,
+    )  # fmt: skip
+    contender = types.SimpleNamespace(method=method, fixed=torch.ones(7, 4))
+    assert memory.activations(contender) == (7 * 3 * 4, 3 * 7 * 5 * 4)
 
 
 def test_growth_is_measured_and_drawn(tmp_path):
@@ -195,8 +310,83 @@ def test_features_are_unit_rows_with_or_without_structure(decaying, monkeypatch)
     monkeypatch.setattr(judging, "QUERIES", 100)
     train, test = judging.features(decaying=decaying)
     assert train.shape == (400, 512) and test.shape == (100, 512)
+    torch.testing.assert_close(torch.cat([train, test]).norm(dim=1), torch.ones(500))
     energy = torch.linalg.svdvals(train) ** 2
     assert bool(energy[:50].sum() / energy.sum() > 0.8) is decaying
+
+
+def embedded(place, splits, *, width=12):
+    """A file such as `meanshift embed` writes."""
+    rows = 7 * torch.randn(len(splits), width, generator=torch.Generator().manual_seed(0))
+    with place.open("wb") as file:
+        np.savez(file, embedding=rows.numpy(), split=np.array(splits))
+    return rows
+
+
+def test_features_of_a_file_are_searched_alone(tmp_path, capsys):
+    pytest.importorskip("faiss")
+    rows = embedded(tmp_path / "mine.npz", ["train"] * 40 + ["val"] * 9)
+    train, test = judging.read_features(tmp_path / "mine.npz")
+    assert torch.equal(torch.cat([train, test]), nn.functional.normalize(rows)) and len(test) == 9
+    told = run(["judging"], rounds=2, out=tmp_path, features=tmp_path / "mine.npz")
+    assert [row.what for row in told] == [
+        "20-NN, 40 x 9 x 12, features of mine.npz: / faiss flat"
+    ] and len(told[0].ratios) == 2 and told[0].goal is None  # fmt: skip
+    assert "100.000% of the neighbours" in capsys.readouterr().out
+
+
+def test_the_speed_of_a_search_is_a_ratio_to_that_of_faiss(tmp_path, monkeypatch):
+    pytest.importorskip("faiss")
+    embedded(tmp_path / "mine.npz", ["train"] * 40 + ["val"] * 9)
+
+    def turns(laps, rounds):
+        return {"ours": [1.0, 2.0], "faiss": [4.0, 5.0]} if by_turns(laps, rounds) else {}
+
+    monkeypatch.setattr(judging, "by_turns", turns)
+    (row,) = judging.rows(2, embedded=tmp_path / "mine.npz")
+    assert row.ratios == (4.0, 2.5)
+
+
+def test_features_of_one_split_ask_each_other(tmp_path):
+    for split in ("train", "val"):
+        rows = embedded(tmp_path / "one.npz", [split] * 60)
+        train, test = judging.read_features(tmp_path / "one.npz")
+        assert len(train) == 50 and torch.equal(test, nn.functional.normalize(rows)[5::6])
+
+
+def test_files_without_features_are_refused(tmp_path, call, monkeypatch):
+    place = tmp_path / "few.npz"
+    embedded(place, ["train"] * 19 + ["val"])
+    with pytest.raises(ValueError, match="20 rows; need 20 to search"):
+        judging.read_features(place)
+    np.savez(place, other=np.zeros(3))
+    np.save(tmp_path / "rows.npy", np.zeros((30, 4)))
+    (tmp_path / "text.npz").write_text("nothing")
+    (tmp_path / "zip.npz").write_bytes(b"PK\x03\x04 and no more")
+    for name in ("few.npz", "rows.npy", "text.npz", "zip.npz"):
+        with pytest.raises(ValueError, match="made by `meanshift embed`"):
+            judging.read_features(tmp_path / name)
+    monkeypatch.setattr(judging, "installed", lambda _: False)
+    assert "install faiss" in call("bench", "judging", "--features", place)[2]
+    assert "is for judging" in call("bench", "views", "--features", place)[2]
+    assert "no such file" in call("bench", "judging", "--features", tmp_path / "none")[2]
+    assert "--features" in call("bench", "step", "--features", place)[2]
+
+
+def test_the_baseline_learns_by_the_settings(monkeypatch):
+    seen = {}
+    sgd, model = torch.optim.SGD, authors.MeanShift
+    monkeypatch.setattr(
+        torch.optim, "SGD", lambda held, lr, **of: seen.update(lr=lr, **of) or sgd(held, lr, **of)
+    )
+    monkeypatch.setattr(
+        authors, "MeanShift", lambda *of, **also: seen.update(also=also) or model(*of, **also)
+    )
+    given = {"train.lr": 0.02, "train.sgd_momentum": 0.8, "train.weight_decay": 0.001,
+             "method.momentum": 0.9, "method.k": 3}  # fmt: skip
+    next(training.authors_steps(TINY.with_overrides(given), 1, 0))
+    assert seen == {"lr": 0.02, "momentum": 0.8, "weight_decay": 0.001,
+                    "also": {"k": 3, "bank_size": 64, "momentum": 0.9}}  # fmt: skip
 
 
 def test_a_run_prints_and_keeps_every_row_with_the_machine(tmp_path, monkeypatch, capsys):

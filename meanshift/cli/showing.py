@@ -41,6 +41,10 @@ def add(command: Command) -> None:
     bench.add_argument(
         "--photos", type=Path, metavar="DIR", help="files: class folders of JPEGs [made ones]"
     )
+    bench.add_argument(
+        "--features", type=Path, metavar="FILE",
+        help="judging: 20-NN alone, on an .npz made by `meanshift embed` [made rows]",
+    )  # fmt: skip
     add_settings(bench)
 
 
@@ -66,6 +70,10 @@ def _bench(given: argparse.Namespace) -> int:
     if changed != Config():
         other = ", ".join(differences(Config(), changed))
         raise ValueError(f"bench: only step and cost take settings, got {other}; leave them out")
+    if given.features is not None and "judging" not in (given.words or TABLES):
+        raise ValueError("bench: --features is for judging; name it too, or leave --features out")
+    if given.features is not None and not given.features.is_file():  # before minutes have passed
+        raise ValueError(f"{given.features}: no such file; make it with `meanshift embed`")
     _find_benchmarks()
     if alone == "transfer":
         from benchmarks.transfer import bench_transfer
@@ -75,7 +83,8 @@ def _bench(given: argparse.Namespace) -> int:
     from benchmarks.run import run
 
     out = given.out or Path("runs/bench")
-    run(given.words or TABLES, rounds=given.rounds or 3, out=out, photos=given.photos)
+    given_files = {"photos": given.photos, "features": given.features}
+    run(given.words or TABLES, rounds=given.rounds or 3, out=out, **given_files)
     return 0
 
 
@@ -84,8 +93,10 @@ def _bench_alone(given: argparse.Namespace, name: str, more: list[str]) -> int:
     from meanshift.bench.step import STEP, bench_step
     from meanshift.journal import Journal
 
-    if given.out is not None or given.photos is not None:
-        raise ValueError(f"bench {name}: reads neither --out nor --photos; leave them out")
+    if any(option is not None for option in (given.out, given.photos, given.features)):
+        raise ValueError(
+            f"bench {name}: reads none of --out, --photos and --features; leave them out"
+        )
     if len(more) > (name == "cost"):
         raise ValueError(f"bench {name}: takes no run, got {' '.join(more)}; only cost takes one")
     if name == "step":
