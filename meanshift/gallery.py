@@ -16,10 +16,10 @@ from PIL import Image
 from torch import Tensor
 
 from meanshift import keyed, look
-from meanshift.bank import nearest
 from meanshift.data import Unreadable
 from meanshift.maps import EpochMap, draw_maps
 from meanshift.run import Lacking, Run
+from meanshift.search import nearest
 from meanshift.views import draw_again, shown, square
 
 _NEAR = 8  # neighbours in a strip

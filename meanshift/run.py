@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from meanshift import checkpoint
-from meanshift.bank import nearest
 from meanshift.config import HARMLESS, differences, settings
 from meanshift.data import Source, Unreadable, train_and_held_out
 from meanshift.journal import Journal, Tail
+from meanshift.search import nearest
 from meanshift.views import square
 
 

@@ -22,11 +22,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from meanshift.bank import BLOCK, CHUNK_BYTES, above, by_query, nearest
+from meanshift.search import BLOCK, CHUNK_BYTES, above, by_query, nearest
 
 _WORTH = 2**34  # multiplications below which nothing is gained
 _PAYS = 0.4  # of the plain product: what comparing the list may cost to be less in all
 _TOGETHER = 512  # queries: their bounds are in memory, four bytes a row
+_SLICE = 1024  # rows that are rounded at a time: their float32 forms are in memory together
 _LEVELS, _COARSE = 127, 63  # of rows and of queries: a pair of products still fits into 16 bits
 
 
@@ -135,20 +136,21 @@ class _Rounded:
     """
 
     def __init__(self, rows: Float[Tensor, "some dim"], centre: Float[Tensor, " dim"]) -> None:
-        count, dim = -(-len(rows) // BLOCK) * BLOCK, rows.shape[1]
-        y = rows - centre
-        scale = y.abs().amax(1, keepdim=True).div_(_LEVELS)
-        scale = torch.where(scale > 0, scale, 1.0)
-        rounded = (y / scale).round_().clamp_(-_LEVELS, _LEVELS)
-        near = rounded * scale
-        whole = torch.zeros(count, dim, dtype=torch.int8)
-        whole[: len(rows)] = rounded.to(torch.int8)
-        self.packed = torch.ops.onednn.qlinear_prepack(whole, None)
+        size, count = len(rows), -(-len(rows) // BLOCK) * BLOCK
+        whole = torch.zeros(count, rows.shape[1], dtype=torch.int8)
         self.scale, self.zero = torch.ones(count), torch.zeros(count, dtype=torch.int32)
-        self.scale[: len(rows)] = scale[:, 0]
-        self.length, self.error = near.norm(dim=1), (y - near).norm(dim=1)
+        self.length, self.error = torch.empty(size), torch.empty(size)
         self.offset = torch.full((count,), -torch.inf)
-        self.offset[: len(rows)] = y @ centre
+        for start in range(0, size, _SLICE):  # a few copies in float32 of a slice, never of all
+            part = slice(start, min(start + _SLICE, size))
+            y = rows[part] - centre
+            scale = y.abs().amax(1, keepdim=True).div_(_LEVELS)
+            scale = torch.where(scale > 0, scale, 1.0)
+            near = (y / scale).round_().clamp_(-_LEVELS, _LEVELS)
+            whole[part], self.scale[part], self.offset[part] = near, scale[:, 0], y @ centre
+            near *= scale
+            self.length[part], self.error[part] = near.norm(dim=1), y.sub_(near).norm(dim=1)
+        self.packed = torch.ops.onednn.qlinear_prepack(whole, None)
 
     def bound(self, asked: _Asked) -> Float[Tensor, "batch some"]:
         """Never below the inner products, less that of each query with the centre."""

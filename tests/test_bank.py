@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from meanshift import MemoryBank
-from meanshift.bank import above, by_query, nearest
+from meanshift.search import above, by_query, nearest
 
 
 def unit(rows, dim, seed=0):

@@ -15,7 +15,6 @@ from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
 from torch import nn
 
 from meanshift import config
-from meanshift.bank import nearest
 from meanshift.data import open_source
 from meanshift.data.arrays import ArraySource
 from meanshift.encoder import build_backbone
@@ -23,6 +22,7 @@ from meanshift.evaluate import knn
 from meanshift.evaluate.knn import KNNMonitor, knn_accuracy, neighbours, vote
 from meanshift.features import extract
 from meanshift.pixels import normalise
+from meanshift.search import nearest
 
 
 def random_rows(count, dim, seed=0):

@@ -1,5 +1,8 @@
 """The search by bytes: bounds never below the products, and the neighbours of brute force."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,9 +10,9 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from meanshift import shortlist
-from meanshift.bank import nearest
 from meanshift.evaluate import knn
 from meanshift.evaluate.knn import neighbours
+from meanshift.search import nearest
 from meanshift.shortlist import Shortlist, _Asked, _Rounded, multiplies_bytes
 
 pytestmark = pytest.mark.skipif(  # not by `multiplies_bytes`: what is broken may not be skipped
@@ -184,6 +187,61 @@ def test_a_product_that_overflows_or_fails_is_not_used(monkeypatch):
 
         monkeypatch.setattr(_Rounded, "bound", missing)
         assert not check()
+
+
+# The rounded rows
+
+MEASURE = """
+import resource, torch
+from meanshift.shortlist import _Rounded
+torch.set_num_threads(1)
+rows = torch.randn(20_000, 1024)
+centre = rows.mean(0)
+_Rounded(rows[:2048], centre)  # what is loaded by the first call
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+_Rounded(rows, centre)
+print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="another system counts in other units")
+def test_rows_are_rounded_without_copies_of_all_of_them():
+    """Beside the bytes, packed and not, there are some slices; once there were five copies."""
+    told = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, check=True).stdout
+    assert int(told) < 2.2 * 20_000 * 1024 + 4 * 1024 * 1024 * 4
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("count", "dim"), [(1, 3), (1023, 64), (1024, 64), (1025, 64), (4097, 300), (5000, 512)]
+)
+def test_slices_are_rounded_as_all_rows_at_once(monkeypatch, count, dim, threads):
+    rows, packed = random_rows(count, dim) + 0.3, []
+    rows[0], centre = rows.mean(0), rows.mean(0)  # a row of nearly zeros among them
+    prepack = torch.ops.onednn.qlinear_prepack
+
+    def noted(whole, shape):
+        packed.append(whole)
+        return prepack(whole, shape)
+
+    monkeypatch.setattr(torch.ops.onednn, "qlinear_prepack", noted)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        got = _Rounded(rows, centre)
+        y = rows - centre
+        scale = y.abs().amax(1, keepdim=True) / 127
+        scale = torch.where(scale > 0, scale, 1.0)
+        whole = (y / scale).round().clamp(-127, 127)
+        assert torch.equal(packed[0][:count], whole.to(torch.int8))
+        assert packed[0][count:].eq(0).all() and packed[0].shape == (-(-count // 64) * 64, dim)
+        assert torch.equal(got.scale[:count], scale[:, 0]) and got.scale[count:].eq(1).all()
+        assert torch.equal(got.length, (whole * scale).norm(dim=1))
+        assert torch.equal(got.error, (y - whole * scale).norm(dim=1))
+        torch.testing.assert_close(got.offset[:count], y @ centre)  # its order is the library's
+        assert got.offset[count:].eq(-torch.inf).all()
+    finally:
+        torch.set_num_threads(before)
 
 
 # The search

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from meanshift import distributed
 from meanshift.bank import MemoryBank
 from meanshift.encoder import mlp
 
@@ -35,6 +37,9 @@ class Step:
     """u, the target's embeddings"""
 
 
+Neighbours = tuple[Float[Tensor, "batch k dim"], Tensor | None, Tensor | None]  # rows, ids, labels
+
+
 class MeanShift(nn.Module):
     """Pull each online embedding towards the k nearest neighbours of its target embedding.
 
@@ -44,7 +49,8 @@ class MeanShift(nn.Module):
     >>> method = MeanShift(encoder, dim=512, k=5, bank_size=128_000)
     >>> step = method(online_view, target_view, ids=ids, labels=labels)
     >>> step.loss.backward(); optimizer.step(); method.follow()
-    `k` and `momentum` are plain attributes: a schedule sets them between steps.
+    `k`, `momentum` and `shuffle` (None, or the seed by which the target's pictures are permuted
+    over all processes, so that batch norm tells nothing) are attributes to set between steps.
     """
 
     def __init__(
@@ -60,6 +66,7 @@ class MeanShift(nn.Module):
         same_image: Literal["keep", "skip"] = "keep",
         search_filled_only: bool = False,
         symmetric: bool = False,
+        sharded: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -70,10 +77,12 @@ class MeanShift(nn.Module):
             )
         self.dim, self.k, self.momentum, self.symmetric = dim, k, momentum, symmetric
         self.same_image, self.search_filled_only = same_image, search_filled_only
+        self.shuffle: int | None = None
         self.online = encoder
         self.target = copy.deepcopy(encoder).requires_grad_(False)
         self.predictor = mlp(dim, hidden or 8 * dim, dim)  # 512-4096-512 in the paper
-        self.bank = MemoryBank(bank_size, dim, dtype=bank_dtype, seed=seed) if k > 1 else None
+        kept: dict[str, Any] = {"dtype": bank_dtype, "seed": seed, "sharded": sharded}
+        self.bank = MemoryBank(bank_size, dim, **kept) if k > 1 else None
 
     def forward(
         self,
@@ -116,7 +125,8 @@ class MeanShift(nn.Module):
     @torch.no_grad()
     def project(self, view: Any) -> Float[Tensor, "batch dim"]:
         """u: the target embedding, of unit length; batch norm uses the batch's own statistics."""
-        return _unit(self._encode(self.target, view))
+        seed = self.shuffle if self.training else None
+        return _unit(distributed.shuffled(partial(self._encode, self.target), view, seed))
 
     def _encode(self, encoder: nn.Module, view: Any) -> Tensor:
         embedding: Tensor = encoder(view)
@@ -132,10 +142,10 @@ class MeanShift(nn.Module):
             return None
         return self.bank.enqueue(u, ids=ids, labels=labels)
 
-    def _nearest(self, u: Tensor, own: Tensor | None, ids: Tensor | None) -> _Neighbours:
+    def _nearest(self, u: Tensor, own: Tensor | None, ids: Tensor | None) -> Neighbours:
         """The k neighbours of u: u itself first, by construction, then k-1 found in the bank."""
         if self.k == 1:
-            return _Neighbours(u[:, None], None, None)
+            return u[:, None], None, None
         if self.bank is None:
             raise ValueError(f"k={self.k}, but this was built with k=1 and keeps no bank")
         if ids is None and self.same_image == "skip":
@@ -148,21 +158,23 @@ class MeanShift(nn.Module):
             filled_only=self.search_filled_only,
         )
         missing = similarity == -torch.inf  # too few eligible rows: u stands in for them
-        rows = torch.where(missing[:, :, None], u[:, None], self.bank.rows[slots].to(u.dtype))
-        about = (held[slots].masked_fill(missing, -1) for held in (self.bank.ids, self.bank.labels))
-        return _Neighbours(torch.cat([u[:, None], rows], 1), *about)
+        rows, *about = self.bank.look_up(slots)
+        rows = torch.where(missing[:, :, None], u[:, None], rows.to(u.dtype))
+        near_ids, near_labels = (held.masked_fill(missing, -1) for held in about)
+        return torch.cat([u[:, None], rows], 1), near_ids, near_labels
 
     def _judge(
-        self, v: Tensor, u: Tensor, near: _Neighbours, ids: Tensor | None, labels: Tensor | None
+        self, v: Tensor, u: Tensor, near: Neighbours, ids: Tensor | None, labels: Tensor | None
     ) -> Step:
+        z, near_ids, near_labels = near
         # Squared distances of unit vectors are linear in z: the mean neighbour serves for all k.
-        loss, purity, same_image = (2 - 2 * (v * near.rows.mean(1)).sum(1)).mean(), None, None
-        if near.labels is not None and labels is not None:
+        loss, purity, same_image = (2 - 2 * (v * z.mean(1)).sum(1)).mean(), None, None
+        if near_labels is not None and labels is not None:
             known = (labels >= 0).float()
-            pure = (near.labels == labels[:, None]).float().mean(1)
+            pure = (near_labels == labels[:, None]).float().mean(1)
             purity = (pure * known).sum() / known.sum()  # not a number where no label is known
-        if near.ids is not None and ids is not None:
-            same_image = (near.ids == ids[:, None]).any(1).float().mean()
+        if near_ids is not None and ids is not None:
+            same_image = (near_ids == ids[:, None]).any(1).float().mean()
         agreement = (v.detach() * u).sum(1).mean()
         return Step(loss, agreement, purity, same_image, u)
 
@@ -174,20 +186,8 @@ class MeanShift(nn.Module):
         two = self._judge(v_b, u_a, self._nearest(u_a, None, ids), ids, labels)
         self._remember(u_b, ids, labels)
         self._remember(u_a, ids, labels)
-        return Step(
-            loss=(one.loss + two.loss) / 2,
-            agreement=(one.agreement + two.agreement) / 2,
-            purity=_mean(one.purity, two.purity),
-            same_image=_mean(one.same_image, two.same_image),
-            embeddings=u_b,
-        )
-
-
-@dataclass(frozen=True)
-class _Neighbours:
-    rows: Float[Tensor, "batch k dim"]
-    ids: Int[Tensor, "batch others"] | None
-    labels: Int[Tensor, "batch others"] | None
+        told: Any = {name: _mean(held, vars(two)[name]) for name, held in vars(one).items()}
+        return Step(**{**told, "embeddings": u_b})
 
 
 def _unit(embeddings: Tensor) -> Tensor:
