@@ -1,15 +1,19 @@
-"""Sources of pictures behind one contract: folder, store, arrays, named dataset, sample."""
+"""Sources of pictures behind one contract: folder, store, arrays, shards, datasets, sample."""
 
 from __future__ import annotations
 
+import glob
+import itertools
+import re
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from meanshift.data import arrays, folder, named, packed, sample
+from meanshift.data import arrays, folder, hub, named, packed, sample, shards
 from meanshift.data.labels import is_table, read_labels
 from meanshift.data.source import Cut, Source, Unreadable, hold_out, known, stratified
 
@@ -34,9 +38,9 @@ def open_source(spec: str, *, labels: Path | None = None) -> Mapping[str, Source
 
     >>> open_source("photos/")["train"]
     """
-    path = Path(spec).expanduser()
-    if path.is_dir() and spec != "sample":
-        store = packed.read_packed(path)
+    path, beyond = Path(spec).expanduser(), spec.startswith(("hf:", "hf+stream:"))
+    if path.is_dir() and spec != "sample" and not beyond:
+        store = packed.read_packed(path) or _open_shards(spec)
         if store is None:
             return _open_folder(path, labels)
         if labels is None:
@@ -45,15 +49,142 @@ def open_source(spec: str, *, labels: Path | None = None) -> Mapping[str, Source
         raise ValueError(f"{labels}: a CSV of labels is for folders of pictures, not for {spec}")
     if spec == "sample":
         return sample.read_sample()
+    if beyond:
+        return _open_streamed(spec) if spec.startswith("hf+stream:") else _open_mapped(spec)
+    if found := _open_shards(spec):
+        return found
     if path.suffix in (".npy", ".npz") and path.is_file():
         return arrays.read_arrays(path)
     if spec.lower() in named.NAMES:
         return named.read_named(spec.lower())
-    what = "a file that is neither .npz nor .npy" if path.exists() else "nothing there"
+    what = "a file that is neither .npz nor .npy nor .tar" if path.exists() else "nothing there"
     raise ValueError(
-        f"{spec}: {what}; need a folder of pictures, an .npz or .npy file, `sample`, or one of "
+        f"{spec}: {what}; need a folder of pictures, an .npz or .npy file, tar shards (a folder, "
+        f"photos-*.tar, https://host/photos-{{000..012}}.tar), a Hugging Face dataset (hf:NAME, "
+        f"hf:PATH, hf+stream:NAME, hf+stream:FILES.parquet), `sample`, or one of "
         f"{', '.join(named.NAMES)}"
     )
+
+
+def _open_shards(spec: str) -> dict[str, Source] | None:
+    """The splits of a folder, file, pattern or address of shards; None where it is none of them."""
+    root, found, below = Path(spec).expanduser(), list[str](), None
+    if not shards.is_remote(spec) and root.is_dir():
+        found, below = shards.in_folder(root), root
+    elif shards.base_name(spec).endswith((".tar", *shards.ZIPPED)):
+        found = _matching(spec)
+    parts = _by_split(found, spec, below=below)
+    return {split: shards.ShardSource(part, name=spec) for split, part in parts.items()} or None
+
+
+def _open_mapped(spec: str) -> dict[str, Source]:
+    """The splits of what the `datasets` library opens."""
+    try:
+        import datasets
+    except ImportError:
+        raise ValueError(f"{spec}: {hub.missing('datasets')}") from None
+    rest = spec.partition(":")[2]
+    path = Path(rest).expanduser()
+    try:
+        if any((path / mark).is_file() for mark in ("dataset_dict.json", "state.json")):
+            found: Any = datasets.load_from_disk(str(path))
+        elif files := _parquet_files(spec):
+            found = datasets.load_dataset("parquet", data_files=files)
+        elif path.exists():
+            raise ValueError("neither made by save_to_disk nor Parquet")
+        else:
+            name, _, config = rest.partition(":")
+            found = datasets.load_dataset(name, config or None)
+    except Exception as error:  # no network, no such dataset, several configs, damaged files
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ValueError(
+            f"{spec}: could not be opened ({reason}); need hf:NAME or hf:NAME:CONFIG of a dataset, "
+            f"or the path of a folder made by save_to_disk or of Parquet files"
+        ) from None
+    parts = dict(found) if isinstance(found, dict) else {"train": found}
+    named = {shards.split_of(split) or split: part for split, part in parts.items()}
+    if len(named) == 1:
+        named = {"train": next(iter(named.values()))}
+    if "train" not in named:
+        raise ValueError(f"{spec}: has the splits {', '.join(parts)}; need one named train")
+    first = [split for split in ("train", "val", "test") if split in named]
+    return {
+        split: hub.HubSource(named[split], name=spec) for split in dict.fromkeys([*first, *named])
+    }
+
+
+def _open_streamed(spec: str) -> dict[str, Source]:
+    """The splits of Parquet files on a disk, at an address or on the Hub, read by row group."""
+    rest, reach = spec.partition(":")[2], shards.reach
+    parts = _parquet_files(spec)
+    if not parts:
+        if shards.is_remote(rest) or rest.endswith(".parquet") or Path(rest).expanduser().exists():
+            raise ValueError(f"{spec}: no Parquet file there; need files that end in .parquet")
+        name, _, config = rest.partition(":")
+        parts, reach = _by_split(hub.hub_files(name, config, spec), spec, below=Path()), hub.HubFile
+    return {
+        split: hub.StreamedSource([reach(file) for file in files], name=spec)
+        for split, files in parts.items()
+    }
+
+
+def _parquet_files(spec: str) -> dict[str, list[str]]:
+    """Parquet files by split, of a path, a pattern or an address; none where there are none."""
+    rest = spec.partition(":")[2]
+    root, found, below = Path(rest).expanduser(), list[str](), None
+    if not shards.is_remote(rest) and root.is_dir():
+        found, below = sorted(str(file) for file in root.rglob("*.parquet")), root
+    elif shards.base_name(rest).endswith(".parquet"):
+        found = _matching(rest)
+    return _by_split(found, spec, below=below)
+
+
+def _matching(pattern: str) -> list[str]:
+    """The files that a path, an address, or a pattern of either means; none where nothing is.
+
+    `{000..012}` and `{a,b}` are a shell's; `*` and its like only find files on a disk.
+    """
+    path = pattern if shards.is_remote(pattern) else str(Path(pattern).expanduser())
+    if Path(path).is_file():
+        return [path]
+    pieces, at = list[list[str]](), 0
+    for braces in re.finditer(r"\{(\d+)\.\.(\d+)\}|\{([^{}]*,[^{}]*)\}", path):
+        first, last, words = braces.groups()
+        if words is None and not 0 <= int(last) - int(first) < 100_000:
+            raise ValueError(f"{pattern}: need a range of 1 to 100000 files, as {{000..012}}")
+        width = len(first or "") if (first or "").startswith("0") else 0
+        numbers = range(0) if words is not None else range(int(first), int(last) + 1)
+        pieces += [[path[at : braces.start()]], [f"{number:0{width}d}" for number in numbers]]
+        pieces[-1] += words.split(",") if words is not None else []
+        at = braces.end()
+    found = list[str]()
+    for each in map("".join, itertools.product(*pieces, [path[at:]])):
+        if shards.is_remote(each) or Path(each).is_file():
+            found.append(each)
+        elif glob.has_magic(each):
+            found += glob.glob(each)  # noqa: PTH207
+        elif pieces:
+            raise ValueError(f"{pattern}: {each} is missing; restore it, or change the pattern")
+    return sorted(found)
+
+
+def _by_split(
+    files: Sequence[str], spec: str, *, below: Path | None = None
+) -> dict[str, list[str]]:
+    """Files by the split that begins their name, or the name of their folder `below` another."""
+    parts: dict[str, list[str]] = {}
+    for file in files:
+        folders = () if below is None else Path(file).relative_to(below).parts[:-1]
+        told = filter(None, map(shards.split_of, (shards.base_name(file), *reversed(folders))))
+        parts.setdefault(next(told, ""), []).append(file)
+    if "train" not in parts:
+        return {"train": list(files)} if files else {}
+    if "" in parts:
+        raise ValueError(
+            f"{spec}: some names begin with train, but {shards.base_name(parts[''][0])} with none "
+            f"of train, val and test; rename it, or give a pattern of the files to train on"
+        )
+    return {split: parts[split] for split in ("train", "val", "test") if split in parts}
 
 
 def _open_folder(root: Path, labels: Path | None) -> dict[str, Source]:

@@ -40,7 +40,10 @@ def read_picture(
     except Image.DecompressionBombError as bomb:
         raise Unreadable(title, str(bomb)) from None
     except Exception as error:  # decoders raise anything from OSError to struct.error
-        raise Unreadable(title, f"{type(error).__name__}: {error}") from None
+        why = f"{type(error).__name__}: {error}"
+        if isinstance(file, io.BytesIO):  # its place in memory would make each run's words differ
+            why = why.replace(repr(file), repr(title))
+        raise Unreadable(title, why) from None
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 

@@ -58,6 +58,15 @@ class Source(ABC):
         """Many pictures at once; only for sources that are `uniform`."""
         raise TypeError(f"{self.name} is not uniform: read its {len(indices)} pictures one by one")
 
+    @property
+    def blockwise(self) -> bool:
+        """Whether pictures are cheap to read only in blocks, and `order` keeps to few at a time."""
+        return False
+
+    def order(self, seed: int, epoch: int) -> Int[Tensor, " n"]:
+        """The order in which an epoch visits the pictures: a pure function of its address."""
+        return keyed.order(seed, epoch, len(self))
+
     def take(self, indices: Int[Tensor, " m"]) -> Cut:
         """The same pictures, only these, in this order."""
         return Cut(self, indices)
@@ -105,6 +114,16 @@ class Cut(Source):
     ) -> UInt8[Tensor, "batch height width channels"]:
         return self.whole.gather(self.indices[indices])
 
+    @property
+    def blockwise(self) -> bool:
+        return self.whole.blockwise
+
+    def order(self, seed: int, epoch: int) -> Int[Tensor, " n"]:
+        """Its own, or where the whole has blocks, the whole's without the others' pictures."""
+        if not self.blockwise:
+            return keyed.order(seed, epoch, len(self))
+        return self.whole.order(seed, epoch).argsort()[self.indices].argsort(stable=True)
+
     def fingerprint(self) -> str:
         return self._part_of(self.whole.fingerprint())
 
@@ -113,6 +132,22 @@ class Cut(Source):
 
     def _part_of(self, whole: str) -> str:
         return hashlib.sha256(whole.encode() + self.indices.numpy().tobytes()).hexdigest()[:16]
+
+
+def order_by_blocks(
+    seed: int, epoch: int, sizes: Int[Tensor, " blocks"], *, window: int
+) -> Int[Tensor, " n"]:
+    """An epoch's order in which the pictures of only `window` blocks are mixed at a time.
+
+    The blocks are shuffled, every `window` neighbours of them make a group, and each group's
+    pictures are shuffled together.
+    """
+    place = keyed.order(seed, epoch, len(sizes)).argsort()
+    group = (place // window).repeat_interleave(sizes)
+    # The second word: the first one of an equal number has already placed a block.
+    rank = keyed.bits(seed, epoch, torch.arange(len(group)), keyed.ORDER, 2)[:, 1]
+    mixed = rank.argsort(stable=True)
+    return mixed[group[mixed].argsort(stable=True)]
 
 
 def known(source: Source) -> Source:
