@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from meanshift.fields import help_texts, need, parse
+from meanshift.fields import close, help_texts, need, parse
 
 Strength = Literal["weak", "strong"]
 
@@ -113,6 +113,8 @@ class Method:
     """past target embeddings that are searched"""
     bank_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """how the bank is stored"""
+    bank_layout: Literal["replicated", "sharded"] = "replicated"
+    """in several processes: all of the bank in each, or a part; the neighbours are the same"""
     momentum: float = 0.99
     """share of itself that the target keeps at each step"""
     momentum_schedule: Literal["constant", "cosine"] = "constant"
@@ -163,12 +165,19 @@ class Train:
     """momentum of SGD (not of the target)"""
     weight_decay: float = 1e-4
     """on every parameter, batch norm and biases too"""
+    batch_norm: Literal["shuffle", "sync", "local"] = "shuffle"
+    """in several processes: the target's pictures permuted over them, as the authors do; one
+    statistic over all of them, as in one process; or each its own"""
     seed: int = 0
     """address of all randomness"""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """`auto`: bfloat16 where the device computes it natively, else float32"""
     device: str = "auto"
     """`auto`: cuda if there is one, else cpu"""
+    compile: bool = False
+    """let torch.compile translate the encoders: a start of minutes; measure whether it pays"""
+    timeout: float = 600.0
+    """seconds after which processes that wait for another one give up and name it"""
     save_every: float = 1.0
     """epochs (or a part of one) between checkpoints; the last two are kept"""
     keep_every: int = 0
@@ -189,18 +198,14 @@ class Train:
             value = getattr(self, name)
             need(value >= 1, f"train.{name}", value, "1 or more")
         need(self.batch_size >= 2, "train.batch_size", self.batch_size, "2 or more (batch norm)")
-        for name in ("lr", "save_every"):
+        for name in ("lr", "save_every", "timeout"):
             value = getattr(self, name)
             need(0 < value < math.inf, f"train.{name}", value, "above 0")
         need(0 <= self.seed < 2**63, "train.seed", self.seed, "0 up to below 2^63")
         for name in (
-            "sgd_momentum",
-            "weight_decay",
-            "keep_every",
-            "monitor_every",
-            "snapshots",
+            "sgd_momentum", "weight_decay", "keep_every", "monitor_every", "snapshots",
             "warmup_epochs",
-        ):
+        ):  # fmt: skip
             value = getattr(self, name)
             need(value >= 0, f"train.{name}", value, "0 or more")
 
@@ -271,19 +276,9 @@ class Config:
 
 
 HARMLESS = frozenset(
-    f"{group}.{name}"
-    for group, names in {
-        "data": ("source", "workers", "bad_share"),
-        "train": (
-            "device",
-            "save_every",
-            "keep_every",
-            "log_every",
-            "monitor_every",
-            "tensorboard",
-        ),
-    }.items()
-    for name in names
+    "data.source data.workers data.bad_share method.bank_layout train.device train.save_every "
+    "train.keep_every train.log_every train.monitor_every train.tensorboard train.compile "
+    "train.timeout".split()
 )
 """Settings that may change when a run is continued. The pictures have a fingerprint of their own,
 and a change of device or precision is told."""
@@ -310,8 +305,5 @@ def settings() -> Iterator[tuple[str, Any, Any, str]]:
 
 
 def _nearest(path: str) -> str:
-    import difflib
-
     names = [name for name, *_ in settings()]
-    close = difflib.get_close_matches(path, names, n=3, cutoff=0.4)
-    return " or ".join(close or [n for n in names if n.startswith(path.partition(".")[0])] or names)
+    return close(path, names, [n for n in names if n.startswith(path.partition(".")[0])] or names)

@@ -44,7 +44,10 @@ def _cells(figures: Mapping[str, float]) -> dict[str, str]:
 class Console:
     """Progress, the figures people ask for, and warnings that do not break the bar."""
 
-    def __init__(self, schedule: Schedule, start: int, batch_size: int) -> None:
+    def __init__(
+        self, schedule: Schedule, start: int, batch_size: int, *, shown: bool = True
+    ) -> None:
+        self.silent = not shown  # of several processes one speaks
         self.total, self.start, self.done, self.batch_size = (
             schedule.total,
             start,
@@ -59,7 +62,7 @@ class Console:
             initial=start * batch_size,
             unit="pic",
             unit_scale=True,
-            disable=not sys.stderr.isatty(),
+            disable=self.silent or not sys.stderr.isatty(),
             dynamic_ncols=True,
             desc="pretrain",
         )
@@ -71,6 +74,8 @@ class Console:
         self.bar.close()
 
     def say(self, text: str) -> None:
+        if self.silent:
+            return
         self.bar.write(text, file=sys.stderr)
 
     def step(self) -> None:

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from meanshift import checkpoint, distributed, keyed
-from meanshift.data.loader import leave_signals_to_the_run
+from meanshift.data.loader import leave_signals_to_the_run, served
 from meanshift.data.source import Unreadable
 from meanshift.data.voc import BAD_SHARE, Boxes
 from meanshift.detections import Found
@@ -160,7 +160,7 @@ def detect(
     mine, bad = list[tuple[int, Found]](), list[tuple[str, str]]()
     loader = _loader(test, [[index] for index in range(rank, len(test), world)], judged.workers)
     with progress(title, len(loader), shown=rank == 0) as bar:
-        for [(picture, index, errors)] in loader:
+        for [(picture, index, errors)] in served(loader):
             bar.update()
             if errors:  # another picture stands in its place, which is for training
                 bad.append((errors[0].title, errors[0].why))
@@ -188,7 +188,7 @@ def _batches(
                 )
             share.append(orders[epoch][at])
         shares.append(share)
-    yield from zip(range(start, stop), _loader(train, shares, workers), strict=True)
+    yield from zip(range(start, stop), served(_loader(train, shares, workers)), strict=True)
 
 
 def _loader(pictures: Boxes, shares: list[list[int]], workers: int) -> DataLoader[list[Sample]]:

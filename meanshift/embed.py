@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from meanshift import distributed
 from meanshift.data import Source, open_source
 from meanshift.features import stored
 from meanshift.journal import whole_file
@@ -60,16 +61,22 @@ def embed(
             workers=workers,
         )
         parts.append((split, part, features, kept))
+    with distributed.together():
+        if distributed.rank() == 0:
+            _write(out, parts)
+    return sum(len(kept) for *_, kept in parts), parts[0][2].shape[1]
+
+
+_Part = tuple[str, Source, Tensor, Tensor]
+
+
+def _write(out: Path, parts: list[_Part]) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
         with whole_file(out) as file:
             (_write_npz if out.suffix == ".npz" else _write_parquet)(file, parts)
     except OSError as error:
         raise OSError(f"{out}: could not be written ({error}); make room and try again") from error
-    return sum(len(kept) for *_, kept in parts), parts[0][2].shape[1]
-
-
-_Part = tuple[str, Source, Tensor, Tensor]
 
 
 def _columns(parts: list[_Part]) -> Iterator[tuple[dict[str, Any], Tensor]]:

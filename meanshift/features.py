@@ -9,27 +9,30 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import shutil
 import warnings
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
-from torchvision.transforms.v2 import functional as TF
+from torch.utils.data import DataLoader
 
+from meanshift import distributed
 from meanshift.data import Source, Unreadable
-from meanshift.data.loader import leave_signals_to_the_run
+from meanshift.data.loader import leave_signals_to_the_run, served
 from meanshift.encoder import memory_format
 from meanshift.journal import whole_file, write_atomically
 from meanshift.machine import autocast
 from meanshift.pixels import normalise
+from meanshift.prepared import PREPARED, Prepared, as_they_are, first_of_share
 from meanshift.progress import progress
 
-PREPARED = 1  # raised whenever `prepare` changes, so that older files are not met again
+BATCH = 256
 
 
 def extract(
@@ -40,15 +43,16 @@ def extract(
     resize: int = 0,
     device: torch.device,
     precision: torch.dtype = torch.float32,
-    batch_size: int = 256,
+    batch_size: int = BATCH,
     workers: int = 0,
     bad: dict[int, Unreadable] | None = None,
 ) -> Float[Tensor, "n features"]:
     """The network's output for every picture of a source, in order, in float32 on the CPU.
 
-    Unreadable pictures count as grey ones, with a warning, or are put into `bad`.
+    Several processes share the work, batch by batch, and each gets all of it. Unreadable pictures
+    count as grey ones, with a warning, or are put into `bad`.
     """
-    skipped: dict[int, Unreadable] = {} if bad is None else bad
+    skipped: dict[int, Unreadable] = {}
     parts = _stream(
         network,
         source,
@@ -60,8 +64,13 @@ def extract(
         workers=workers,
         bad=skipped,
     )
-    features = torch.cat(list(parts))
-    if skipped and bad is None:
+    own = list(parts)
+    (width,) = distributed.most(own[0].shape[1] if own else 0)
+    features = distributed.rows_of_all(torch.cat([*own, torch.empty(0, width)]))
+    skipped = dict(distributed.gathered(list(skipped.items())))
+    if bad is not None:
+        bad |= skipped
+    elif skipped:
         _warn(source, skipped, "count as grey ones")
     return features
 
@@ -86,7 +95,7 @@ def stored(
     """
     if not len(source):
         raise ValueError(f"{source.name}: no pictures")
-    if _as_they_are(source, image_size):  # then these change nothing, and the file is shared
+    if as_they_are(source, image_size):  # then these change nothing, and the file is shared
         resize, bicubic = 0, False
     key = {
         "weights": weights,
@@ -99,9 +108,8 @@ def stored(
     name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
     path, beside = folder / f"{name}.npy", folder / f"{name}.json"
     known = _opened(path, beside, len(source))
-    if known is None:
-        folder.mkdir(parents=True, exist_ok=True)
-        beside.unlink(missing_ok=True)
+    (missing,) = distributed.most(int(known is None))
+    if missing:
         bad: dict[int, Unreadable] = {}
         rows = _stream(
             network,
@@ -115,19 +123,19 @@ def stored(
             bad=bad,
             shown=True,
         )
-        told = {**key, "source": source.name}
         try:
             with closing(rows):  # also when it fails: the network gets its modes back
-                _write(path, rows, bad)
-            told["bad"] = {index: [error.title, error.why] for index, error in bad.items()}
-            write_atomically(beside, json.dumps(told, indent=2) + "\n")
+                seen = first_of_share(len(source), BATCH)
+                bad = _write(path, beside, rows, seen, bad, {**key, "source": source.name})
         except OSError as error:
             raise OSError(
                 f"{path}: the features could not be written ({error}); make room, or choose "
                 f"another place with --out, and type the command again"
             ) from error
         known = _opened(path, beside, len(source))
-        assert known is not None
+        if known is None:
+            raise ValueError(f"{folder}: need a folder on a disk that all processes share (--out)")
+    assert known is not None
     features, bad = known
     if bad:
         _warn(source, bad, "are left out")
@@ -146,50 +154,6 @@ def judged(network: nn.Module) -> Iterator[nn.Module]:
             module.training = training
 
 
-def prepare(
-    source: Source,
-    indices: Int[Tensor, " batch"],
-    image_size: int,
-    resize: int = 0,
-    bad: dict[int, Unreadable] | None = None,
-    bicubic: bool = False,
-) -> UInt8[Tensor, "batch channels _ _"]:
-    """Pictures as they are judged: small ones of one size as they are, others cut from the centre.
-
-    The short side is resized to `resize` (0: 256/224 of `image_size`) and the centre taken: 256 and
-    224 in the authors' code. Small arrays keep their own size, or are enlarged to `image_size`. An
-    unreadable picture raises, or where `bad` is given it is put there and counts as a grey one.
-    """
-    way = TF.InterpolationMode.BICUBIC if bicubic else TF.InterpolationMode.BILINEAR
-    if source.uniform:
-        pictures = source.gather(indices).permute(0, 3, 1, 2)
-        if max(pictures.shape[2:]) <= max(image_size, 64):
-            if max(pictures.shape[2:]) < image_size:  # trained enlarged, so judged enlarged
-                pictures = TF.resize(pictures, [image_size, image_size], way, antialias=True)
-            return pictures
-        unbound: Iterable[Tensor] = pictures.unbind(0)
-    else:
-        unbound = (_readable(source, index, image_size, bad) for index in indices.tolist())
-    short, square = [resize or round(image_size * 256 / 224)], [image_size, image_size]
-    keep = image_size <= 64  # files of small pictures are judged as arrays of them are
-    return torch.stack(
-        [
-            one
-            if keep and list(one.shape[1:]) == square
-            else TF.center_crop(TF.resize(one, short, way, antialias=True), square)
-            for one in unbound
-        ]
-    )
-
-
-def _as_they_are(source: Source, image_size: int) -> bool:
-    """Whether `prepare` leaves every picture of a source alone."""
-    if not source.uniform:
-        return False
-    side = max(source.gather(torch.tensor([0])).shape[1:3])
-    return image_size <= side <= max(image_size, 64)
-
-
 def _stream(
     network: nn.Module,
     source: Source,
@@ -199,7 +163,7 @@ def _stream(
     device: torch.device,
     precision: torch.dtype,
     bad: dict[int, Unreadable],
-    batch_size: int = 256,
+    batch_size: int = BATCH,
     workers: int = 0,
     bicubic: bool = False,
     shown: bool = False,
@@ -207,7 +171,7 @@ def _stream(
     """Features batch by batch; pictures are decoded by the workers while the network computes."""
     layout = memory_format(network)
     loader = DataLoader(
-        _Prepared(source, image_size, resize, batch_size, bicubic),
+        Prepared(source, image_size, resize, batch_size, bicubic),
         batch_size=None,
         num_workers=0 if source.uniform else workers,
         pin_memory=device.type == "cuda",
@@ -216,7 +180,7 @@ def _stream(
     )
     bar = progress("features", len(source), unit="pic") if shown else nullcontext()
     with judged(network), bar as moving:
-        for pictures, unreadable in loader:
+        for pictures, unreadable in served(loader):
             bad |= unreadable
             view = normalise(pictures.to(device, non_blocking=True).float().div_(255))
             with torch.no_grad(), autocast(device, precision):
@@ -226,53 +190,80 @@ def _stream(
                 moving.update(len(pictures))
 
 
-class _Prepared(Dataset[tuple[Tensor, dict[int, Unreadable]]]):
-    """Whole batches of prepared pictures, with what could not be read."""
+def _write(
+    path: Path,
+    beside: Path,
+    rows: Iterable[Tensor],
+    seen: int,
+    bad: dict[int, Unreadable],
+    told: dict[str, Any],
+) -> dict[int, Unreadable]:
+    """Rows to an .npy file, as they come, and what they are of to another beside it.
 
-    def __init__(
-        self, source: Source, image_size: int, resize: int, batch_size: int, bicubic: bool
-    ) -> None:
-        self.source, self.image_size, self.resize = source, image_size, resize
-        self.bicubic = bicubic
-        self.batches = torch.arange(len(source)).split(batch_size)
+    Those of unreadable pictures are left out. Of several processes each writes its rows to a file
+    of its own, and the first puts them behind one another.
+    """
+    world, first = distributed.world_size(), distributed.rank() == 0
+    parts = [path.with_name(f".{path.name}.{other}") for other in range(world)]
+    with ExitStack() as whole:
+        try:
+            with distributed.together():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if first:
+                    beside.unlink(missing_ok=True)
+                    file = whole.enter_context(whole_file(path, shared=True))
+                    file.write(bytes(_HEADER))
+                    poured = _pour(file, rows, bad, 0)
+                else:
+                    with parts[distributed.rank()].open("wb") as own:
+                        poured = _pour(own, rows, bad, seen)
+            every = distributed.gathered([poured])
+            bad = dict(distributed.gathered(list(bad.items())))
+            count = sum(number for number, _ in every)
+            with distributed.together():
+                if not count:
+                    one = bad[min(bad)]
+                    raise ValueError(
+                        f"none of the {len(bad)} pictures can be read, the first is {one.title} "
+                        f"({one.why})"
+                    )
+                if first:
+                    for part in parts[1:]:
+                        with part.open("rb") as more:
+                            shutil.copyfileobj(more, file)
+                    file.seek(0)
+                    file.write(_header(count, max(width for _, width in every)))
+        finally:
+            parts[distributed.rank()].unlink(missing_ok=True)
+    with distributed.together():
+        if first:
+            unread = {index: [error.title, error.why] for index, error in bad.items()}
+            write_atomically(beside, json.dumps({**told, "bad": unread}, indent=2) + "\n")
+    return bad
 
-    def __len__(self) -> int:
-        return len(self.batches)
 
-    def __getitem__(self, batch: int) -> tuple[Tensor, dict[int, Unreadable]]:
-        bad: dict[int, Unreadable] = {}
-        indices = self.batches[batch]
-        pictures = prepare(
-            self.source, indices, self.image_size, self.resize, bad, bicubic=self.bicubic
-        )
-        return pictures.contiguous(), bad
+def _pour(
+    file: BinaryIO, rows: Iterable[Tensor], bad: dict[int, Unreadable], seen: int
+) -> tuple[int, int]:
+    """Write the rows of readable pictures, of which `seen` is the first: how many, how wide."""
+    count = width = 0
+    for part in rows:
+        width = part.shape[1]
+        gone = [index - seen for index in bad if index >= seen]
+        kept = part[_kept(len(part), gone)] if gone else part
+        file.write(kept.numpy().tobytes())
+        count, seen = count + len(kept), seen + len(part)
+    return count, width
 
 
-def _write(path: Path, rows: Iterable[Tensor], bad: dict[int, Unreadable]) -> None:
-    """Rows to an .npy file, as they come; those of unreadable pictures are left out."""
-    count = seen = width = 0
-    with whole_file(path, shared=True) as file:
-        for part in rows:
-            width = part.shape[1]
-            if not count and not seen:
-                file.write(_header(0, width))
-            gone = [index - seen for index in bad if index >= seen]
-            kept = part[_kept(len(part), gone)] if gone else part
-            file.write(kept.numpy().tobytes())
-            count, seen = count + len(kept), seen + len(part)
-        if not count:
-            first = bad[min(bad)]
-            raise ValueError(
-                f"none of the {seen} pictures can be read, the first is {first.title} ({first.why})"
-            )
-        file.seek(0)
-        file.write(_header(count, width))  # of the same length whatever the count
+_HEADER = 128
 
 
 def _header(count: int, width: int) -> bytes:
     header = io.BytesIO()
     told = {"descr": "<f4", "fortran_order": False, "shape": (count, width)}
     np.lib.format.write_array_header_1_0(header, told)
+    assert len(header.getvalue()) == _HEADER
     return header.getvalue()
 
 
@@ -285,18 +276,6 @@ def _opened(path: Path, beside: Path, size: int) -> tuple[Tensor, dict[int, Unre
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # torn or not ours
         return None
     return (rows, bad) if len(rows) + len(bad) == size else None
-
-
-def _readable(
-    source: Source, index: int, image_size: int, bad: dict[int, Unreadable] | None
-) -> Tensor:
-    try:
-        return source.read(index)
-    except Unreadable as error:
-        if bad is None:
-            raise
-        bad[index] = error
-        return torch.full((3, image_size, image_size), 128, dtype=torch.uint8)
 
 
 def _kept(size: int, bad: Iterable[int]) -> Int[Tensor, " kept"]:

@@ -53,6 +53,13 @@ def need(fits: bool, path: str, got: Any, wanted: str) -> None:
         raise ValueError(f"{path}: got {got!r}, need {wanted}")
 
 
+def close(name: str, known: list[str], others: list[str]) -> str:
+    """The known names that a mistyped one may have meant, or else the others."""
+    import difflib
+
+    return " or ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.4) or others)
+
+
 @functools.cache
 def help_texts(kind: type) -> dict[str, str]:
     """The docstring under each field of a settings class, read from the source."""

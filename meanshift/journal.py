@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -20,31 +21,37 @@ from typing import Any, BinaryIO
 
 from meanshift.config import HARMLESS, Config, differences
 
+if sys.platform != "win32":
+    import fcntl
+
 
 class Journal:
-    """A run directory, opened for a config: begun anew, or continued if the settings allow it."""
+    """A run directory, opened for a config: begun anew, or continued if the settings allow it.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    Of several processes one `writes`; the others may call the same, and nothing happens.
+    """
+
+    def __init__(self, folder: Path, *, writes: bool = True) -> None:
+        self.folder, self.writes = folder, writes
         self.checkpoints = folder / "checkpoints"
         self.snapshots = folder / "snapshots"
         self.results = folder / "results"
 
-    @staticmethod
-    def begin(folder: Path, config: Config, *, extra: Mapping[str, Any]) -> Journal:
+    def begin(self, config: Config, *, extra: Mapping[str, Any]) -> Journal:
         """Make or reopen the directory and say what the run is; refuse another run's directory."""
-        journal = Journal(folder)
-        journal.refuse_other(config)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / "config.json", config.to_json())
-        for part in (journal.checkpoints, journal.snapshots, journal.results):
+        self.refuse_other(config)
+        if not self.writes:
+            return self
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.folder / "config.json", config.to_json())
+        for part in (self.checkpoints, self.snapshots, self.results):
             part.mkdir(exist_ok=True)
-        here = folder / "environment.json"
+        here = self.folder / "environment.json"
         earlier = json.loads(here.read_text()) if here.exists() else None
         sessions = [] if earlier is None else [*earlier.pop("earlier"), earlier]
         now = {**environment(), **extra, "earlier": sessions}
         write_atomically(here, json.dumps(now, indent=2) + "\n")
-        return journal
+        return self
 
     def refuse_other(self, config: Config) -> None:
         """Refuse a directory that holds another run, or something else; nothing is written."""
@@ -55,6 +62,16 @@ class Journal:
             raise ValueError(
                 f"{folder}: holds files but no config.json, so it is no run; choose another --out"
             )
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Refuse a second run in the same directory, as long as this one goes on."""
+        if not self.writes:
+            yield
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with alone(self.folder / ".lock", "is training in it", "another --out"):
+            yield
 
     @staticmethod
     def open(folder: Path) -> Journal:
@@ -72,13 +89,15 @@ class Journal:
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """Add one JSON object as a line."""
+        if not self.writes:
+            return
         with (self.folder / name).open("a") as file:
             file.write(json.dumps(record) + "\n")
 
     def settle(self) -> None:
         """Force the lines to the disk, so that a checkpoint never outlives what led to it."""
         for name in ("metrics.jsonl", "warnings.jsonl"):
-            if (self.folder / name).exists():
+            if self.writes and (self.folder / name).exists():
                 with (self.folder / name).open("rb") as file:
                     os.fsync(file.fileno())
 
@@ -96,7 +115,7 @@ class Journal:
         """Forget what was written after the step from which a killed run continues."""
         for name in ("metrics.jsonl", "warnings.jsonl"):
             kept = [record for record in self.read(name) if record["step"] <= step]
-            if (self.folder / name).exists():
+            if self.writes and (self.folder / name).exists():
                 write_atomically(
                     self.folder / name, "".join(json.dumps(record) + "\n" for record in kept)
                 )
@@ -160,6 +179,34 @@ def write_atomically(path: Path, content: str) -> None:
     """Write a text file whole or not at all."""
     with whole_file(path, shared=True) as file:
         file.write(content.encode())
+
+
+@contextmanager
+def alone(file: Path, doing: str, other: str) -> Iterator[None]:
+    """Refuse a second process that writes a file's folder; the lock dies with its process.
+
+    A file called .lock says who holds it.
+    """
+    with file.open("a+b") as held:
+        if sys.platform != "win32":
+            try:
+                fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                held.seek(0)
+                told = held.read().decode(errors="replace") if file.name == ".lock" else ""
+                who = told.strip() or "another process"
+                raise ValueError(
+                    f"{file.parent}: {who} {doing}; wait until it ends, or choose {other}"
+                ) from None
+        if file.name == ".lock":
+            held.truncate(0)
+            held.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            held.flush()
+        try:
+            yield
+        finally:
+            if file.name == ".lock":
+                held.truncate(0)
 
 
 @contextmanager

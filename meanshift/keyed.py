@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 # Streams keep the uses of randomness apart; the numbers are part of every run's meaning.
-TARGET, ONLINE, ORDER, SPLIT, PROBE, REPLACEMENT, NETWORK, INITIAL = range(8)
+TARGET, ONLINE, ORDER, SPLIT, PROBE, REPLACEMENT, NETWORK, INITIAL, SHUFFLE = range(9)
 
 
 def bits(

@@ -19,8 +19,9 @@ from meanshift.config import Views
 from meanshift.data import Source
 from meanshift.data.loader import batches, steps_an_epoch
 from meanshift.encoder import memory_format
-from meanshift.features import PREPARED, judged
+from meanshift.features import judged
 from meanshift.machine import autocast
+from meanshift.prepared import PREPARED
 from meanshift.progress import progress
 from meanshift.subject import Part, Subject
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from meanshift import checkpoint, health, keyed
-from meanshift.bank import nearest
+from meanshift import checkpoint, distributed, health, keyed
 from meanshift.config import Config
 from meanshift.data import Source, Unreadable
 from meanshift.features import extract, judged
 from meanshift.journal import Journal
 from meanshift.methods import MeanShift
+from meanshift.search import nearest
 from meanshift.views import draw_again
 
 
@@ -56,18 +56,19 @@ def take_snapshot(
     weights = {name: w.half() if w.is_floating_point() else w for name, w in whole.items()}
     path = journal.snapshots / f"epoch-{epoch:04d}.pt"
     moment = {"format": checkpoint.FORMAT, "epoch": epoch, "indices": indices}
-    checkpoint.write(
-        path,
-        {
-            **moment,
-            "features": features,
-            "embeddings": embeddings.half(),
-            "weights": weights,
-        },
-    )
+    earlier = [old for old in sorted(journal.snapshots.glob("epoch-*.pt")) if old < path]
+    if journal.writes:
+        checkpoint.write(
+            path,
+            {
+                **moment,
+                "features": features,
+                "embeddings": embeddings.half(),
+                "weights": weights,
+            },
+        )
     told = {"feature_rank": health.effective_rank(features)}
     told |= _purity_of_views(method, source, indices, config, epoch, device)
-    earlier = [old for old in sorted(journal.snapshots.glob("epoch-*.pt")) if old < path]
     if earlier:
         before = checkpoint.read(earlier[-1])
         if torch.equal(before["indices"], indices):
@@ -85,28 +86,32 @@ def _purity_of_views(
     epoch: int,
     device: torch.device,
 ) -> dict[str, float]:
-    """The target's purity in the bank as it is, by weak and by strong views of the probe."""
+    """The target's purity in the bank as it is, by weak and by strong views of the probe.
+
+    Several processes share the probe, and search a bank in parts together: in as many turns each.
+    """
     bank = method.bank
     if bank is None or bank.filled < method.k or method.k < 2 or not source.labelled:
         return {}
     assert source.labels is not None
     both = replace(config.views, target="weak", online="strong", same_view=False)
     config = replace(config, views=both)
-    sums, known = torch.zeros(2), 0
+    sums = torch.zeros(3, dtype=torch.float64)  # of weak views, of strong ones, with a label
+    own = indices[source.labels[indices] >= 0]
+    turns = -(-len(own) // (256 * distributed.world_size()))
+    own = own[slice(*distributed.share(len(own)))]
     with judged(method):  # so the bank is searched and not written
-        for ids in indices.split(256):
+        for ids in own.tensor_split(max(1, turns)):
             drawn = draw_again(source, ids, epoch=epoch, config=config)
             labels = source.labels[drawn.ids]
-            if not (labels >= 0).any():
-                continue
             for at, view in enumerate((drawn.target, drawn.online)):
                 u = method.project(view.to(device))
                 purity = method.compare(u, u, ids=drawn.ids.to(device), labels=labels).purity
                 assert purity is not None
-                sums[at] += float(purity) * int((labels >= 0).sum())
-            known += int((labels >= 0).sum())
-    weak, strong = (sums / max(1, known)).tolist()
-    return {"purity_weak": weak, "purity_strong": strong} if known else {}
+                sums[at] += purity.nan_to_num().cpu() * (labels >= 0).sum()
+            sums[2] += (labels >= 0).sum()
+    weak, strong, known = distributed.summed(sums).tolist()
+    return {"purity_weak": weak / known, "purity_strong": strong / known} if known else {}
 
 
 def _neighbours(features: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meanshift import distributed
 from meanshift.console import Console
 from meanshift.journal import Journal
 
@@ -16,32 +17,44 @@ class Tally:
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
-        self.count = 0
 
-    def add(self, step: Any) -> None:
+    def add(self, step: Any, labels: Tensor | None = None) -> None:
+        """A step that told means over its pictures, or, for purity, over those with a label."""
+        pictures = torch.tensor(len(step.embeddings), device=step.embeddings.device)
         for name in ("loss", "agreement", "purity", "same_image"):
-            value = getattr(step, name)
+            value, weight = getattr(step, name), pictures
+            if name == "purity" and labels is not None:
+                weight = (labels >= 0).sum()
             if value is not None:
-                if name == "purity":  # steps without a labelled picture do not count
-                    self._sum("steps with labels", ~value.isnan())
-                    value = value.nan_to_num()
-                self._sum(name, value)
-        self.count += 1
+                self._sum(name, value.detach().nan_to_num() if name == "purity" else value, weight)
 
-    def _sum(self, name: str, value: Tensor) -> None:
-        held = self.sums.get(name, torch.zeros((), dtype=torch.float64, device=value.device))
-        self.sums[name] = held.to(value.device) + value.detach()
+    def _sum(self, name: str, value: Tensor, weight: Tensor) -> None:
+        for key, more in ((name, value.detach().double() * weight), (f"of {name}", weight)):
+            held = self.sums.get(key, torch.zeros((), dtype=torch.float64, device=more.device))
+            self.sums[key] = held.to(more.device) + more
+
+    def of_all(self) -> list[dict[str, Tensor]]:
+        """The sums of each process, to be saved."""
+        return distributed.gathered([{name: held.cpu() for name, held in self.sums.items()}])
+
+    def load(self, saved: list[dict[str, Tensor]]) -> None:
+        """Take over one's own; where there were other processes, the first takes all."""
+        if len(saved) == distributed.world_size():
+            self.sums = saved[distributed.rank()]
+        elif distributed.rank() == 0:
+            for one in saved:
+                for name, held in one.items():
+                    self.sums[name] = self.sums.get(name, torch.zeros_like(held)) + held
 
     def means(self) -> dict[str, float]:
-        known = float(self.sums.pop("steps with labels", self.count))
-        counts = {"purity": known}
-        means = {
-            name: float(total) / counts.get(name, self.count)
-            for name, total in self.sums.items()
-            if counts.get(name, self.count)
-        }
-        self.sums, self.count = {}, 0
-        return means
+        """Over the pictures of all processes, and begin anew."""
+        names = sorted(name for name in self.sums if not name.startswith("of "))
+        if not names:
+            return {}
+        pairs = [torch.stack([self.sums[name], self.sums[f"of {name}"]]) for name in names]
+        held = distributed.summed(torch.stack(pairs)).tolist()
+        self.sums = {}
+        return {n: total / count for n, (total, count) in zip(names, held, strict=True) if count}
 
 
 class BadPictures:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
-import signal
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from meanshift import checkpoint, distributed, health, keyed
+from meanshift import checkpoint, distributed, health, keyed, resume, signals
 from meanshift.augment import TwoViews
 from meanshift.config import Config
 from meanshift.console import Console
@@ -23,6 +22,7 @@ from meanshift.encoder import Encoder, memory_format
 from meanshift.journal import Journal
 from meanshift.machine import autocast, pick_device, pick_precision
 from meanshift.methods import MeanShift, build
+from meanshift.norm import synchronised
 from meanshift.optim import Schedule, build_optimizer
 from meanshift.snapshot import snapshot_epochs, take_snapshot
 from meanshift.tally import BadPictures, Tally
@@ -31,68 +31,84 @@ Monitor = Callable[[nn.Module], dict[str, float]]
 """Judges the online backbone while it trains: the network in, named figures out."""
 
 
-class Stopped(Exception):
-    """A signal asked the run to stop, and it has saved itself."""
-
-    def __init__(self, signal_number: int, step: int) -> None:
-        super().__init__(f"stopped and saved at step {step}; the same command continues from there")
-        self.signal_number = signal_number
-
-
 def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None) -> Path:
     """Train or continue the run in `out`; the same config gives the same bits, however interrupted.
+
+    Under `torchrun` all processes work on it together, each on its part of every batch.
 
     >>> from meanshift.recipes import recipe
     >>> pretrain(recipe("small").with_overrides({"data.source": "photos"}), "runs/photos")
     """
-    _refuse_many_processes()
-    train = config.train
-    source, _ = train_and_held_out(config.data.source, config.data.held_out, seed=train.seed)
-    device = pick_device(train.device)
-    precision = pick_precision(train.precision, device)
-    method = build_method(config).to(device).train()
-    backbone, layout = method.online.get_submodule("backbone"), memory_format(method)
-    method.to(memory_format=layout)
-    optimizer = build_optimizer(train, method)
-    scaler = torch.amp.GradScaler(device.type, enabled=precision == torch.float16)
-    schedule = Schedule(config, steps=steps_an_epoch(source, train.batch_size))
-    two_views = TwoViews(config.views, train.seed, config.data.image_size)
-    moments = snapshot_epochs(train.epochs, train.snapshots)
-    fingerprint = source.fingerprint()
+    device = distributed.own_device(pick_device(config.train.device))
+    journal = Journal(Path(out), writes=distributed.rank() == 0)
+    with distributed.joined(device, timeout=config.train.timeout), ExitStack() as held:
+        return _pretrain(config, journal, device, monitor, held)
+
+
+def _pretrain(
+    config: Config,
+    journal: Journal,
+    device: torch.device,
+    monitor: Monitor | None,
+    held: ExitStack,
+) -> Path:
+    train, world = config.train, distributed.world_size()
+    with distributed.together():
+        _refuse_small_shares(train.batch_size)
+        journal.refuse_other(config)
+        source, _ = train_and_held_out(config.data.source, config.data.held_out, seed=train.seed)
+        precision = pick_precision(train.precision, device)
+        method = build_method(config).to(device).train()
+        if train.batch_norm == "sync":
+            synchronised(method, device)
+        backbone, layout = method.online.get_submodule("backbone"), memory_format(method)
+        method.to(memory_format=layout)
+        optimizer = build_optimizer(train, method)
+        scaler = torch.amp.GradScaler(device.type, enabled=precision == torch.float16)
+        schedule = Schedule(config, steps=steps_an_epoch(source, train.batch_size))
+        two_views = TwoViews(config.views, train.seed, config.data.image_size)
+        moments = snapshot_epochs(train.epochs, train.snapshots)
+        fingerprint = source.fingerprint()
+    with distributed.together():
+        held.enter_context(journal.alone())
+        state, unreadable = checkpoint.latest(journal.checkpoints)
+        if state is not None:  # before a word is written: what is refused stays as it was
+            resume.refuse_other_pictures(journal, state["source"], fingerprint, len(source))
+    resume.refuse_different(journal, fingerprint, -1 if state is None else state["step"])
 
     # Begin the run, or continue it from its newest whole checkpoint.
     machine = {
-        "device": str(device),
+        "device": device.type,
         "precision": str(precision),
         "threads": torch.get_num_threads(),
-    }
+        "processes": world,
+    } | ({"compiled": True} if train.compile else {})
     about = {"source": fingerprint, "pictures": len(source), "steps": schedule.total}
-    journal = Journal(Path(out))
-    journal.refuse_other(config)
-    state, unreadable = checkpoint.latest(journal.checkpoints)
-    if state is not None:  # before a word is written: what is refused stays as it was
-        _refuse_other_pictures(journal, state["source"], fingerprint, len(source))
-    Journal.begin(journal.folder, config, extra={**machine, **about})
     tally, bad, start = Tally(), BadPictures(config.data.bad_share, len(source)), 0
     noted = list[tuple[str, str]]()
-    if state is not None:
-        method.load_state_dict(state["method"])
-        optimizer.load_state_dict(state["optimizer"])
-        scaler.load_state_dict(state["scaler"])
-        tally.sums, tally.count, bad.known = state["sums"], state["count"], dict(state["bad"])
-        start = state["step"]
-        noted = [("checkpoint", f"{wrong}; going back to step {start}") for wrong in unreadable]
-        if state["machine"] != machine and start < schedule.total:
-            was, now = (", ".join(f"{k} {v}" for k, v in m.items())
-                        for m in (state["machine"], machine))  # fmt: skip
-            noted += [("machine", f"continues with {now} after {was}: not bit for bit the same")]
-    journal.rewind(start if state is not None else -1)
-    console = Console(schedule, start, train.batch_size)
+    with distributed.together():
+        journal.begin(config, extra={**machine, **about})
+        if state is not None:
+            resume.load(method, state, journal)
+            optimizer.load_state_dict(state["optimizer"])
+            scaler.load_state_dict(state["scaler"])
+            tally.load(state.get("tally", []))
+            bad.known, start = dict(state["bad"]), state["step"]
+            noted = [("checkpoint", f"{wrong}; going back to step {start}") for wrong in unreadable]
+            was = {"processes": 1, **state["machine"]}
+            if was != machine and start < schedule.total:
+                noted += [("machine", resume.told_apart(was, machine))]
+        journal.rewind(start if state is not None else -1)
+    console = Console(schedule, start, train.batch_size, shown=journal.writes)
     for kind, message in noted:
         console.say(f"warning: {message}")
         journal.warn(start, kind, message)
     alarmed = any(warning["kind"] == "collapse" for warning in journal.read("warnings.jsonl"))
-    events = _tensorboard(journal, start) if train.tensorboard else None
+    events = _tensorboard(journal, start) if train.tensorboard and journal.writes else None
+    if train.compile:
+        method.online.compile()
+        method.target.compile()
+    stepping = distributed.parallel(method, functools.partial(_warm_up, config, device))
 
     def record(kind: str, step: int, epoch: int, figures: dict[str, Any]) -> None:
         journal.append("metrics.jsonl", {"kind": kind, "step": step, "epoch": epoch, **figures})
@@ -100,67 +116,82 @@ def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None)
             for name, value in figures.items():
                 events.add_scalar(f"{kind}/{name}", value, step)
 
-    def keep_moment(step: int, epoch: int) -> None:
-        told = take_snapshot(journal, method, source, config, epoch, precision)
-        record("snapshot", step, epoch, told)
+    def look(step: int, epoch: int, *, monitored: bool) -> None:
+        """Judge the weights as they are, and keep the moment where it is one to keep."""
+        distributed.same_as_first(_statistics(method))
+        if monitored and monitor is not None:
+            judged = monitor(backbone)
+            record("monitor", step, epoch, judged)
+            console.show(judged)
+        if epoch in moments:
+            told = take_snapshot(journal, method, source, config, epoch, precision)
+            record("snapshot", step, epoch, told)
 
     def save(step: int) -> None:
-        state = {
-            "step": step,
-            "config": config.to_dict(),
-            "source": fingerprint,
-            "machine": machine,
-            "method": method.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "scaler": scaler.state_dict(),
-            "sums": tally.sums,
-            "count": tally.count,
-            "bad": list(bad.known.items()),
-        }
         journal.settle()
-        checkpoint.save(journal.checkpoints, state, keep_steps=train.keep_every * schedule.steps)
+        resume.save(
+            journal,
+            {
+                "step": step,
+                "config": config.to_dict(),
+                "source": fingerprint,
+                "machine": machine,
+                "optimizer": optimizer.state_dict(),
+                "scaler": scaler.state_dict(),
+                "tally": tally.of_all(),
+                "bad": list(bad.known.items()),
+            },
+            method,
+            keep_steps=train.keep_every * schedule.steps,
+        )
 
-    if start == 0 and 0 in moments:
-        keep_moment(0, 0)
-    if start == 0 and monitor is not None and train.monitor_every:
-        record("monitor", 0, 0, monitor(backbone))
+    if start == 0:
+        look(0, 0, monitored=train.monitor_every > 0)
     if 0 < start < schedule.total:
         console.say(f"continues after step {start} of {schedule.total}")
-    with _signals() as asked, console:
-        for batch in batches(
-            source,
-            two_views.crop,
-            batch_size=train.batch_size,
-            seed=train.seed,
-            start=start,
-            stop=schedule.total,
-            workers=config.data.workers,
-            pin_memory=device.type == "cuda",
-        ):
+    feed = batches(
+        source,
+        two_views.crop,
+        batch_size=train.batch_size,
+        seed=train.seed,
+        start=start,
+        stop=schedule.total,
+        workers=config.data.workers,
+        pin_memory=device.type == "cuda",
+    )
+    patience = 5.0 if world > 1 else 0.0
+    with signals.caught(patience=patience) as asked, console, closing(feed):
+        for batch in feed:
             step, done, epoch = batch.step, batch.step + 1, batch.epoch + 1
             epoch_ends = done % schedule.steps == 0
-            bad.count(batch.bad, done, journal, console)
             optimizer.param_groups[0]["lr"] = schedule.lr(step)
             method.k, method.momentum = schedule.k(step), schedule.momentum(step)
-            torch.manual_seed(keyed.seed_of(train.seed, step, keyed.NETWORK))  # dropout's address
+            if train.batch_norm == "shuffle":
+                method.shuffle = keyed.seed_of(train.seed, step, keyed.SHUFFLE)
+            dropout = keyed.seed_of(train.seed, step, keyed.NETWORK)
+            torch.manual_seed(dropout + distributed.rank())
 
             batch = batch.to(device)
             target_view, online_view = two_views.finish(batch.pictures, batch.epoch, batch.ids)
             with autocast(device, precision):
-                told = method(
+                told = stepping(
                     online_view.contiguous(memory_format=layout),
                     target_view.contiguous(memory_format=layout),
                     ids=batch.ids.to(device, non_blocking=True),
                     labels=batch.labels,
                 )
             optimizer.zero_grad(set_to_none=True)
-            scaler.scale(told.loss).backward()
+            share = len(batch.ids) * world / train.batch_size  # gradients are means over processes
+            scaler.scale(told.loss * share).backward()
             scaler.step(optimizer)
             scaler.update()
             method.follow()
-            tally.add(told)
+            tally.add(told, batch.labels)
             console.step()
 
+            stop, unread = distributed.most(*asked[:1] or [0], len(batch.bad))
+            if unread:
+                bad.count(distributed.gathered(batch.bad), done, journal, console)
             if done % train.log_every == 0 or epoch_ends:
                 figures = {"lr": schedule.lr(step), "k": method.k, "momentum": method.momentum}
                 figures |= tally.means()
@@ -168,8 +199,9 @@ def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None)
                 if "purity" in figures:  # as the authors' program counts it, beside the paper's
                     others = (method.k - 1) * figures["purity"]
                     figures["purity_with_self"] = (1 + others) / method.k
-                figures["effective_rank"] = health.effective_rank(told.embeddings)
-                figures["spread"] = health.spread(told.embeddings)
+                embeddings = distributed.rows_of_all(told.embeddings)
+                figures["effective_rank"] = health.effective_rank(embeddings)
+                figures["spread"] = health.spread(embeddings)
                 record("train", done, epoch, figures | console.speed())
                 console.show(figures)
                 alarm = health.collapse(
@@ -184,18 +216,13 @@ def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None)
                     console.say(f"warning: {alarm}")
                     journal.warn(done, "collapse", alarm)
             if epoch_ends:
-                if monitor is not None and _due(epoch, train.monitor_every, train.epochs):
-                    judged = monitor(backbone)
-                    record("monitor", done, epoch, judged)
-                    console.show(judged)
-                if epoch in moments:
-                    keep_moment(done, epoch)
+                look(done, epoch, monitored=_due(epoch, train.monitor_every, train.epochs))
                 console.end_epoch(epoch)
             keep = epoch_ends and _due(epoch, train.keep_every, train.epochs)
-            if keep or asked or _save_due(done, train.save_every * schedule.steps):
+            if keep or stop or _save_due(done, train.save_every * schedule.steps):
                 save(done)
-            if asked and done < schedule.total:
-                raise Stopped(asked[0], done)
+            if stop and done < schedule.total:
+                raise signals.Stopped(stop, done)
         bad.report(console)
         if events is not None:
             events.close()
@@ -208,29 +235,6 @@ def build_method(config: Config) -> MeanShift:
         torch.manual_seed(keyed.seed_of(config.train.seed, 0, keyed.INITIAL))
         encoder = Encoder(config.encoder, dim=config.method.dim, image_size=config.data.image_size)
         return build(config.method, encoder, seed=config.train.seed)
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM, so that a step is finished and saved before the run leaves."""
-    asked: list[int] = []
-    caught = (signal.SIGINT, signal.SIGTERM)
-
-    def ask(number: int, _: object) -> None:
-        asked.append(number)
-        print("stopping after this step, to save it; once more stops at once", file=sys.stderr)
-        signal.signal(number, signal.SIG_DFL)
-
-    try:
-        before = [signal.signal(number, ask) for number in caught]
-    except ValueError:  # not the main thread: whoever owns it decides
-        yield asked
-        return
-    try:
-        yield asked
-    finally:
-        for number, handler in zip(caught, before, strict=True):
-            signal.signal(number, handler)
 
 
 def _due(epoch: int, every: int, last: int) -> bool:
@@ -250,20 +254,25 @@ def _refuse_nonsense(loss: float, step: int, lr: float) -> None:
         )
 
 
-def _refuse_other_pictures(journal: Journal, was: str, now: str, size: int) -> None:
-    if was != now:
+def _refuse_small_shares(batch_size: int) -> None:
+    world = distributed.world_size()
+    if world > 1 and batch_size < 2 * world:
         raise ValueError(
-            f"{journal.folder}: was trained on other pictures than the {size} that are there now "
-            f"(fingerprint {was}, now {now}); restore them or choose another --out"
+            f"train.batch_size: got {batch_size} for {world} processes, need at least 2 pictures "
+            f"each: --train.batch_size {2 * world} or more, or fewer processes"
         )
 
 
-def _refuse_many_processes() -> None:
-    if distributed.world_size() > 1:
-        raise ValueError(
-            f"{distributed.world_size()} processes were started; this version trains in one: "
-            f"start it without torchrun"
-        )
+def _statistics(method: MeanShift) -> Iterator[torch.Tensor]:
+    """The running figures of batch norm, of which each process has its own unless it is `sync`."""
+    return (held for name, held in method.named_buffers() if not resume.in_bank(name))
+
+
+def _warm_up(config: Config, device: torch.device, stepping: nn.Module) -> torch.Tensor:
+    """The loss of two black pictures; nothing is remembered in eval mode."""
+    black = torch.zeros(2, 3, config.data.image_size, config.data.image_size, device=device)
+    loss: torch.Tensor = stepping(black, black, ids=torch.arange(2, device=device)).loss
+    return loss
 
 
 def _tensorboard(journal: Journal, start: int) -> Any:

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from meanshift import load_encoder, subject
+from meanshift import cli, load_encoder, subject
 from meanshift.config import settings
 from meanshift.data import train_and_held_out
 from meanshift.recipes import RECIPES
@@ -25,6 +25,7 @@ TINY = [
     *"--train.epochs 2 --train.warmup_epochs 0 --data.workers 0 --train.snapshots 2".split(),
 ]
 
+WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 GREY = pytest.mark.filterwarnings("ignore:.*count as grey:UserWarning")  # said by the snapshots
 
 
@@ -367,3 +368,38 @@ def test_the_advice_for_a_batch_that_is_too_large_can_be_followed(call, photos, 
     advice = re.search(r"--train\.batch_size (\d+)", err)
     code, _, err = call(*command, *advice[0].split())
     assert code == 0, err
+
+
+# Threads that wait
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({}, {"GOMP_SPINCOUNT": "30000"}),
+        ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
+        ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+        ({"OMP_WAIT_POLICY": "", "GOMP_SPINCOUNT": "7"}, None),
+    ],
+)
+def test_waiting_threads_sleep_sooner_unless_the_user_says_how(own, expected, monkeypatch):
+    kept = {name: value for name, value in os.environ.items() if name not in WAITING}
+    monkeypatch.setattr(os, "environ", kept | own)
+    cli._wait_asleep()
+    assert {name: os.environ[name] for name in WAITING if name in os.environ} == (expected or own)
+
+
+def test_how_threads_wait_is_said_before_torch_is_loaded(tmp_path):
+    """It asks once, so a call after the import would change nothing."""
+    told = tmp_path / "told"
+    watch = (
+        "import os, sys\n"
+        "from meanshift import cli\n"
+        "assert 'torch' not in sys.modules\n"
+        f"cli.showing._recipes = lambda _: open({str(told)!r}, 'w').write("
+        "f\"{'torch' in sys.modules} {os.environ['GOMP_SPINCOUNT']}\") * 0\n"
+        "cli.main(['recipes'])\n"
+    )
+    kept = {name: value for name, value in os.environ.items() if name not in WAITING}
+    subprocess.run([sys.executable, "-c", watch], env=kept, check=True)
+    assert told.read_text() == "False 30000"

@@ -69,7 +69,7 @@ def make_run(folder, source, *, epochs=(0, 2), total=4, image_size=16, probe=60,
     )  # fmt: skip
     train, _ = train_and_held_out(str(source), held_out, seed=0)
     about = {"source": train.fingerprint(), "pictures": len(train), "steps": 10 * total}
-    Journal.begin(folder, config, extra=about)
+    Journal(folder).begin(config, extra=about)
     for epoch in epochs:
         add_snapshot(folder, epoch)
     return folder
@@ -402,7 +402,7 @@ def test_a_run_that_is_continued_stays_the_one_it_was(tmp_path):
     explorer = Explorer(Run(folder))
     mark = explorer.state()["mark"]
     about = json.loads((folder / "environment.json").read_text())
-    Journal.begin(folder, Run(folder).config, extra={"steps": 40, "source": about["source"]})
+    Journal(folder).begin(Run(folder).config, extra={"steps": 40, "source": about["source"]})
     log(folder, 30, loss=0.5)
     here = json.loads((folder / "environment.json").read_text())
     (folder / "environment.json").write_text(json.dumps({**here, "date": "2999-01-01"}))
@@ -1025,7 +1025,7 @@ def test_metadata_colours_the_map_and_stands_beside_a_picture(tmp_path, run):
 def test_a_run_continued_with_a_harmless_change_stays_the_one_it_was(tmp_path):
     folder = make_run(tmp_path / "run", arrays(tmp_path / "p.npz"))
     explorer = Explorer(Run(folder))
-    Journal.begin(folder, Run(folder).config.with_overrides({"data.workers": 3}), extra={})
+    Journal(folder).begin(Run(folder).config.with_overrides({"data.workers": 3}), extra={})
     assert explorer.current() is explorer and Explorer(Run(folder)).mark == explorer.mark
 
 

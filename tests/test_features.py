@@ -13,7 +13,8 @@ from meanshift.data import Unreadable, open_source
 from meanshift.data.arrays import ArraySource
 from meanshift.data.folder import FolderSource
 from meanshift.encoder import build_backbone
-from meanshift.features import extract, prepare
+from meanshift.features import extract
+from meanshift.prepared import prepare
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from meanshift.journal import Journal, Tail, write_atomically
 
 def begin(folder, **settings):
     overrides = {name.replace("__", "."): value for name, value in settings.items()}
-    return Journal.begin(folder, Config().with_overrides(overrides), extra={"device": "cpu"})
+    return Journal(folder).begin(Config().with_overrides(overrides), extra={"device": "cpu"})
 
 
 def environment_of(folder):
@@ -84,7 +84,7 @@ def test_open_refuses_what_is_not_a_run(tmp_path):
 
 def test_earlier_sessions_stay_in_the_environment(tmp_path):
     for device in ("one", "two", "three"):
-        Journal.begin(tmp_path, Config(), extra={"device": device})
+        Journal(tmp_path).begin(Config(), extra={"device": device})
     here = environment_of(tmp_path)
     assert here["device"] == "three"
     assert [session["device"] for session in here["earlier"]] == ["one", "two"]

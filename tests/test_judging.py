@@ -10,7 +10,7 @@ import pytest
 import torch
 from torchvision import models
 
-from meanshift import features, load_encoder
+from meanshift import features, load_encoder, prepared
 
 TINY = (
     "--data.image_size 16 --encoder.width 0.125 --train.batch_size 4 --method.bank_size 16 "
@@ -38,13 +38,13 @@ def held(path):
 
 
 def test_several_protocols_share_one_extraction(call, run, monkeypatch):
-    made, prepare = [], features.prepare
+    made, prepare = [], prepared.prepare
 
     def counts(source, indices, *options, **more):
         made.extend(source.title(int(index)) for index in indices)
         return prepare(source, indices, *options, **more)
 
-    monkeypatch.setattr(features, "prepare", counts)
+    monkeypatch.setattr(prepared, "prepare", counts)
     code, out, err = call("evaluate", "knn", "linear", "cluster", "semi", run, "--fractions", "0.5")
     assert code == 0, err
     assert len(made) == 32 and len(set(made)) == 24  # 24 + 8, the names of val among those of train
@@ -176,7 +176,7 @@ def test_files_of_one_name_have_results_of_their_own(call, photos, tmp_path, mon
 
 
 def test_a_typo_in_compare_is_found_before_any_work(call, run, monkeypatch):
-    monkeypatch.setattr(features, "prepare", None)  # nobody may ask for pictures
+    monkeypatch.setattr(prepared, "prepare", None)  # nobody may ask for pictures
     code, _, err = call("evaluate", "knn", run, "--compare", "runs/typo")
     assert code == 2 and "runs/typo: not found" in err
 

@@ -165,10 +165,10 @@ def test_steps_without_a_labelled_picture_do_not_lower_the_mean_purity():
     method = MeanShift(network(), DIM, k=3, bank_size=BATCH, search_filled_only=True)
     tally, unknown = Tally(), torch.full((BATCH,), -1)
     for labels in (unknown, torch.zeros(BATCH, dtype=torch.int64), unknown):
-        tally.add(method(*views(0)[:2], labels=labels))
+        tally.add(method(*views(0)[:2], labels=labels), labels)
     means = tally.means()
     assert means["purity"] == 1 and means["loss"] > 0
-    tally.add(method(*views(0)[:2], labels=unknown))
+    tally.add(method(*views(0)[:2], labels=unknown), unknown)
     assert set(tally.means()) == {"loss", "agreement"}
 
 

@@ -119,7 +119,7 @@ def drawn(path):
 def bare_run(folder, source, *, size, epochs=(0,), width=8, overrides=None):
     """A run directory without a training: only what a report reads."""
     config = recipe("small").with_overrides({"data.source": str(source), **(overrides or {})})
-    journal = Journal.begin(folder, config, extra={"steps": 10 * config.train.epochs})
+    journal = Journal(folder).begin(config, extra={"steps": 10 * config.train.epochs})
     for epoch in epochs:
         features = torch.randn(size, width, generator=torch.Generator().manual_seed(epoch))
         state = {"format": checkpoint.FORMAT, "epoch": epoch, "indices": torch.arange(size)}

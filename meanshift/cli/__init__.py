@@ -11,6 +11,7 @@ from typing import Any
 
 from meanshift import __version__
 from meanshift.cli import judging, packing, seeing, showing, training
+from meanshift.cli.speaking import complain, refuse_many, say
 from meanshift.memory import keep_memory
 
 Command = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
@@ -28,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keep_memory()
     _wait_asleep()
     try:
+        if not given.processes:
+            refuse_many(given.command)
         code: int = given.run(given)
         sys.stdout.flush()
         return code
@@ -35,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError) as error:
-        print(f"meanshift: {error}", file=sys.stderr)
+        complain(error)
         return 2
     except KeyboardInterrupt:
         print("meanshift: interrupted", file=sys.stderr)
@@ -46,14 +49,16 @@ def _wait_asleep() -> None:
     """Threads that wait for each other sleep sooner; before torch is loaded, which asks once.
 
     By default they keep their cores busy for so long that loader workers, or anything else that
-    computes, can slow a step down tenfold.
+    computes, get too little of them.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "30000")
+    # A lost process is told of in a sentence; the frames of a library's stack would bury it.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"warning: {message}", file=sys.stderr)
+    say(f"warning: {message}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         name: str, run: Callable[[argparse.Namespace], int], help: str
     ) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
-        added.set_defaults(run=run)
+        added.set_defaults(run=run, command=name, processes=False)
         return added
 
     for part in (training, packing, judging, seeing, showing):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meanshift.cli.reading import add_reading, home_of, reading
+from meanshift.cli.speaking import processes, rank, say
 from meanshift.cli.transferring import add_transferring, detect, transfer
 from meanshift.evaluate import NAMES
 
@@ -31,6 +31,7 @@ def add(command: Command) -> None:
         "--output", choices=["backbone", "projector"], default="backbone", help="[backbone]"
     )
     add_reading(embed)
+    embed.set_defaults(processes=True)
 
     export = command("export", _export, "a run's backbone as a file for other programs")
     export.add_argument("weights", metavar="RUN", help="run directory or one of its checkpoints")
@@ -91,12 +92,11 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     add_transferring(parser)
     cluster = parser.add_argument_group("cluster")
     cluster.add_argument("--clusters", type=int, default=0, help="[as many as classes]")
+    parser.set_defaults(processes=True)
     parser.set_defaults(usual=vars(parser.parse_args(["none"])))
 
 
 def _evaluate(given: argparse.Namespace) -> int:
-    from meanshift.distributed import world_size
-
     names = [word for word in given.words if word in NAMES]
     specs = [word for word in given.words if word not in NAMES] + given.compare
     if not names or not specs:
@@ -109,10 +109,10 @@ def _evaluate(given: argparse.Namespace) -> int:
     if len(set(rooted)) > 1:
         raise ValueError("transfer and detect have a --root of their own each: type two commands")
     frozen = [name for name in names if name not in rooted]
-    if world_size() > 1 and set(names) != {"detect"}:
+    if processes() > 1 and not set(names) <= {"knn", "detect"}:
         raise ValueError(
-            f"{world_size()} processes were started; this version judges in one, but for detect: "
-            f"leave torchrun out, or evaluate detect alone"
+            f"{processes()} processes were started; of the protocols knn and detect work in "
+            f"several: leave torchrun out (after evaluate knn the others find its features)"
         )
     if frozen:
         _judge(given, list(dict.fromkeys(frozen)), specs)
@@ -158,7 +158,9 @@ def _judge(given: argparse.Namespace, names: list[str], specs: list[str]) -> Non
     import importlib
 
     from meanshift.console import table
+    from meanshift.distributed import joined, own_device, together
     from meanshift.evaluate.linear import SWEEP
+    from meanshift.machine import pick_device
     from meanshift.probe import Recipe
     from meanshift.subject import Subject
     from meanshift.weights import load_weights
@@ -181,31 +183,40 @@ def _judge(given: argparse.Namespace, names: list[str], specs: list[str]) -> Non
     }
     figures: dict[str, dict[str, dict[str, float]]] = {name: {} for name in names}
     first: Subject | None = None
-    for spec, weights in {spec: load_weights(spec) for spec in specs}.items():
-        subject = Subject(
-            weights, given.data, like=first, split=given.split, seed=given.seed,
-            labels=given.labels, home=home_of(given, spec, specs), **reading(given)
-        )  # fmt: skip
-        first = first or subject
-        print(f"{spec}: {weights.title}; {subject.data}: {subject.split}", file=sys.stderr)
-        for name in names:
-            protocol = importlib.import_module(f"meanshift.evaluate.{name}")
-            result = protocol.evaluate(subject, **options[name])
-            figures[name][spec] = result.figures
-            print(f"card: {subject.save(result)}", file=sys.stderr)
-            if spec == specs[-1]:
-                print(f"\n{result.name} on {subject.data}\n{table(figures[name])}")
+    device = own_device(pick_device(given.device))
+    how = reading(given) | {"device": str(device)}
+    with joined(device):
+        for spec, weights in {spec: load_weights(spec) for spec in specs}.items():
+            with together():
+                subject = Subject(
+                    weights, given.data, like=first, split=given.split, seed=given.seed,
+                    labels=given.labels, home=home_of(given, spec, specs), **how
+                )  # fmt: skip
+            first = first or subject
+            say(f"{spec}: {weights.title}; {subject.data}: {subject.split}")
+            for name in names:
+                protocol = importlib.import_module(f"meanshift.evaluate.{name}")
+                result = protocol.evaluate(subject, **options[name])
+                figures[name][spec] = result.figures
+                if rank() == 0:
+                    say(f"card: {subject.save(result)}")
+                if spec == specs[-1]:
+                    say(f"\n{result.name} on {subject.data}\n{table(figures[name])}", result=True)
 
 
 def _embed(given: argparse.Namespace) -> int:
+    from meanshift.distributed import joined, own_device
     from meanshift.embed import embed
+    from meanshift.machine import pick_device
     from meanshift.weights import load_weights
 
     weights = load_weights(given.weights)
-    print(f"{given.weights}: {weights.title}", file=sys.stderr)
+    say(f"{given.weights}: {weights.title}")
+    device = own_device(pick_device(given.device))
     chosen = {"projector": given.output == "projector", "labels": given.labels, **reading(given)}
-    pictures, width = embed(weights, given.source, given.out, **chosen)
-    print(f"{given.out}: {pictures} pictures, {width} dimensions")
+    with joined(device):
+        made = embed(weights, given.source, given.out, **chosen | {"device": str(device)})
+    say(f"{given.out}: {made[0]} pictures, {made[1]} dimensions", result=True)
     return 0
 
 

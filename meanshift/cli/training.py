@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meanshift.cli.settings import add_settings, configure
+from meanshift.cli.speaking import say
 from meanshift.config import Config
 from meanshift.recipes import RECIPES, recipe
 
@@ -30,6 +31,7 @@ def add(command: Command) -> None:
     pretrain = command(
         "pretrain", _pretrain, "train; the same command continues a run that was stopped"
     )
+    pretrain.set_defaults(processes=True)
     pretrain.add_argument("recipe", metavar="RECIPE", help=f"one of {', '.join(RECIPES)}")
     pretrain.add_argument(
         "--data", metavar="SOURCE", help="folder, .npz or .npy file, named dataset, or sample"
@@ -44,14 +46,15 @@ def _pretrain(given: argparse.Namespace) -> int:
 
 
 def _train(config: Config, out: Path) -> int:
-    from meanshift.train import Stopped, pretrain
+    from meanshift.signals import Stopped
+    from meanshift.train import pretrain
 
     try:
         run = pretrain(config, out, monitor=_monitor(config))
     except Stopped as stopped:
-        print(f"meanshift: {stopped}", file=sys.stderr)
-        return 128 + stopped.signal_number
-    print(f"finished: {run}")
+        say(f"meanshift: {stopped}")
+        return stopped.code
+    say(f"finished: {run}", result=True)
     return 0
 
 
@@ -65,14 +68,11 @@ def _monitor(config: Config) -> Monitor | None:
     )
     if held is None or not train.labelled or not held.labelled:
         why = "nothing held out" if held is None and train.labelled else "no labels"
-        print(
-            f"{train.name}: {len(train)} pictures, {why}: no k-NN while training", file=sys.stderr
-        )
+        say(f"{train.name}: {len(train)} pictures, {why}: no k-NN while training")
         return None
-    print(
+    say(
         f"{train.name}: {len(train)} pictures to train on, {len(held)} held out for k-NN, "
-        f"{len(train.classes)} classes",
-        file=sys.stderr,
+        f"{len(train.classes)} classes"
     )
     return KNNMonitor(train, held, image_size=config.data.image_size)
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from meanshift import keyed
+from meanshift import distributed, keyed
 from meanshift.data.source import Source, Unreadable
 
 
@@ -59,23 +60,24 @@ def batches(
     partial: bool = False,
     workers: int = 0,
     pin_memory: bool = False,
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     """The batches of steps `start` to `stop`; a step's batch depends on nothing but its number.
 
-    An epoch ends with an incomplete batch where `partial` is wished, else it leaves it out.
+    An epoch ends with an incomplete batch where `partial` is wished, else it leaves it out. Of
+    several processes each gets its part of every batch, one after another.
     """
     steps = steps_an_epoch(source, batch_size, partial=partial)
     loader = DataLoader(
         _Reader(source, crop, seed),
         batch_size=None,
-        sampler=_Steps(len(source), batch_size, steps, seed, start, stop),
+        sampler=_Steps(source, batch_size, steps, seed, start, stop),
         num_workers=0 if source.uniform else workers,
         prefetch_factor=2 if workers and not source.uniform else None,
         pin_memory=pin_memory,
         worker_init_fn=leave_signals_to_the_run,
         generator=torch.Generator(),  # its base seed must not come from the global generator
     )
-    return iter(loader)
+    return served(loader)
 
 
 def steps_an_epoch(source: Source, batch_size: int, *, partial: bool = False) -> int:
@@ -90,6 +92,18 @@ def steps_an_epoch(source: Source, batch_size: int, *, partial: bool = False) ->
     return len(source) // batch_size
 
 
+def served(loader: DataLoader[Any]) -> Generator[Any, None, None]:
+    """What a loader gives; its workers end with it, also when it ends in an error.
+
+    Workers ignore the signals that would end them, so nobody may be left to wait for them.
+    """
+    items = iter(loader)
+    try:
+        yield from items
+    finally:
+        getattr(items, "_shutdown_workers", lambda: None)()
+
+
 def leave_signals_to_the_run(_: int) -> None:
     """Ctrl-C and schedulers signal the whole group; a worker must outlive the step being saved."""
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -101,9 +115,9 @@ Request = tuple[int, int, Tensor]  # step, epoch, ids
 
 class _Steps(Sampler[Request]):
     def __init__(
-        self, size: int, batch_size: int, steps: int, seed: int, start: int, stop: int
+        self, source: Source, batch_size: int, steps: int, seed: int, start: int, stop: int
     ) -> None:
-        self.size, self.batch_size, self.steps, self.seed = size, batch_size, steps, seed
+        self.source, self.batch_size, self.steps, self.seed = source, batch_size, steps, seed
         self.start, self.stop = start, stop
 
     def __len__(self) -> int:
@@ -114,8 +128,10 @@ class _Steps(Sampler[Request]):
         for step in range(self.start, self.stop):
             epoch, batch = divmod(step, self.steps)
             if epoch != ordered:
-                order, ordered = keyed.order(self.seed, epoch, self.size), epoch
-            yield step, epoch, order[batch * self.batch_size : (batch + 1) * self.batch_size]
+                order, ordered = self.source.order(self.seed, epoch), epoch
+            ids = order[batch * self.batch_size : (batch + 1) * self.batch_size]
+            low, high = distributed.share(len(ids))
+            yield step, epoch, ids[low:high]
 
 
 class _Reader(Dataset[Batch]):

@@ -11,10 +11,8 @@ import io
 import json
 import os
 import shlex
-import sys
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +23,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms.v2 import functional as TF
 
-from meanshift.data.loader import leave_signals_to_the_run
+from meanshift.data.loader import leave_signals_to_the_run, served
 from meanshift.data.source import Source, Unreadable
-from meanshift.journal import whole_file
+from meanshift.journal import alone, whole_file
 from meanshift.progress import progress
-
-if sys.platform != "win32":
-    import fcntl
 
 _FORMAT = "meanshift pack 1"
 _FINISHED, _UNFINISHED = "pack.json", "unfinished.json"
@@ -134,7 +129,7 @@ def pack(
     try:
         finished = _begin(out, wanted)
         if not finished:
-            with _alone(out / _UNFINISHED):
+            with alone(out / _UNFINISHED, "is packing into it", "another directory"):
                 for split, source in sources.items():
                     _fill(out / f"{split}.bin", source, side, workers)
                 _write(out / _FINISHED, json.dumps(wanted, indent=2).encode() + b"\n")
@@ -195,7 +190,7 @@ def _fill(file: Path, source: Source, side: int, workers: int) -> None:
             generator=torch.Generator(),  # its base seed must not come from the global generator
         )
         with progress(f"pack {file.stem}", len(source), unit="pic", start=len(rows)) as bar:
-            for content, more in loader:
+            for content, more in served(loader):
                 rows += more
                 waiting += b"".join(json.dumps(row).encode() + b"\n" for row in more)
                 unsettled += pixels.write(content.numpy().data)
@@ -259,21 +254,6 @@ class _Shrunk(Dataset[tuple[Tensor, list[Row]]]):
             rows.append([*picture.shape[1:]])
             parts.append(picture.permute(1, 2, 0).reshape(-1))
         return torch.cat(parts), rows
-
-
-@contextmanager
-def _alone(file: Path) -> Iterator[None]:
-    """Refuse a second process that writes the same store; the lock dies with its process."""
-    with file.open("r+b") as held:
-        if sys.platform != "win32":
-            try:
-                fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(
-                    f"{file.parent}: another process is packing into it; wait until it ends, or "
-                    f"choose another directory"
-                ) from None
-        yield
 
 
 def _mapped(file: Path) -> UInt8[Tensor, " bytes"]:

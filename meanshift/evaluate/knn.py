@@ -9,10 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from meanshift import keyed
-from meanshift.bank import nearest
+from meanshift import distributed, keyed
 from meanshift.data import Source
 from meanshift.features import extract
+from meanshift.search import in_order, nearest
 from meanshift.shortlist import Shortlist
 from meanshift.subject import Result, Subject
 
@@ -54,7 +54,10 @@ def knn_accuracy(
     chunk: int = CHUNK,
     device: torch.device | None = None,
 ) -> dict[str, float]:
-    """Accuracy in percent for each k, by cosine similarity: `{"1-NN": ..., "20-NN": ...}`."""
+    """Accuracy in percent for each k, by cosine similarity: `{"1-NN": ..., "20-NN": ...}`.
+
+    Several processes judge a part of the test rows each.
+    """
     known, asked = train_labels >= 0, test_labels >= 0
     if not (known.all() and asked.all()):  # unlabelled pictures neither vote nor are judged
         train, train_labels = train[known], train_labels[known]
@@ -69,6 +72,8 @@ def knn_accuracy(
         )
     classes = int(torch.cat([train_labels, test_labels]).max()) + 1
     right = {(k, top): 0 for k in ks for top in ([1, 5] if top5 and k >= 5 else [1])}
+    judged, own = len(test), slice(*distributed.share(len(test)))
+    test, test_labels = test[own], test_labels[own]
     found = neighbours(train, test, most, chunk=chunk, device=device)
     for (slots, similarity), truth in zip(found, test_labels.split(chunk), strict=True):
         for k in ks:
@@ -78,8 +83,9 @@ def knn_accuracy(
             right[k, 1] += int(ranked[:, 0].sum())
             if (k, 5) in right:
                 right[k, 5] += int(ranked.any(1).sum())
-    names = {(k, top): f"{k}-NN" + (" top-5" if top == 5 else "") for k, top in right}
-    return {names[which]: 100 * count / len(test) for which, count in right.items()}
+    names = [f"{k}-NN" + (" top-5" if top == 5 else "") for k, top in right]
+    counts = distributed.summed(torch.tensor(list(right.values())))
+    return {name: 100 * n / judged for name, n in zip(names, counts.tolist(), strict=True)}
 
 
 def neighbours(
@@ -112,9 +118,9 @@ def neighbours(
             if start:
                 slots = torch.cat([best[which][0], slots], 1)
                 similarity = torch.cat([best[which][1], similarity], 1)
-                best[which] = _in_order(slots, similarity, count)
+                best[which] = in_order(slots, similarity, count)
             else:
-                best.append(_in_order(slots, similarity, count))
+                best.append(in_order(slots, similarity, count))
     return ((slots.cpu(), similarity.cpu()) for slots, similarity in best)
 
 
@@ -130,14 +136,6 @@ def _told_apart(part: Tensor, rows: Tensor, slots: Tensor, similarity: Tensor) -
         exact = (candidates * part[few].double()[:, None]).sum(2)
         similarity[few] = exact.to(similarity)
     return similarity
-
-
-def _in_order(slots: Tensor, similarity: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The best `count`; among equals the lower slot comes first."""
-    order = slots.argsort(1)
-    slots, similarity = slots.gather(1, order), similarity.gather(1, order)
-    order = similarity.argsort(stable=True, dim=1, descending=True)[:, :count]
-    return slots.gather(1, order), similarity.gather(1, order)
 
 
 def vote(
