@@ -177,25 +177,27 @@ def work(config: Config, rounds: int) -> dict[str, Any]:
         world, batch, method.dim, method.k, parameters, side, bank is not None and bank.sharded,
         config.train.batch_norm, 2 * trained + sum(n.num_features for n in norms) - trained,
     )  # fmt: skip
-    taken = {"step": timed(step, rounds)}
+    step()
+    distributed.wait()
     before = _loopback()
-    distributed.most(0)
     for _ in range(4):
         step()
-    distributed.most(0)
+    distributed.wait()
     crossed = (_loopback() - before) / 4 / world
     predicted = load.received() if world > 1 else {}
     sent = sum(predicted.values())
-    modelled = 0.0
+    parts: dict[str, Callable[[], None]] = {"step": step}
     if config.train.batch_norm != "sync":  # whose layers cannot be run alone
-        modelled = timed(alone, rounds)
+        parts["alone"] = alone
         if world > 1:
-            modelled += _talk(sent, rounds) + _messages(load) * _talk(8.0, rounds)
+            parts |= {"bytes": _reduce(sent), "word": _reduce(8.0)}
+    taken = by_turns(parts, 3 * rounds)
+    words = _messages(load) * taken.get("word", 0.0)
     return {
-        **taken,
+        "step": taken["step"],
         "bytes": crossed,
         "predicted": predicted,
-        "modelled": modelled,
+        "modelled": taken["alone"] + taken.get("bytes", 0.0) + words if "alone" in parts else 0.0,
         "bank": 0 if bank is None else bank.rows.numel() * bank.rows.element_size(),
     }
 
@@ -215,27 +217,28 @@ def _messages(load: Load) -> int:
     return 3 + (8 if load.sharded else 0) + (3 if load.batch_norm == "shuffle" else 0)
 
 
-def _talk(size: float, rounds: int) -> float:
-    """How long the processes take to send so many bytes to each other."""
+def _reduce(size: float) -> Callable[[], None]:
+    """A sum over the processes in which each receives so many bytes."""
     world = distributed.world_size()
     held = torch.zeros(max(world, int(size / 8 * world / (world - 1))))
 
     def reduce() -> None:
         torch.distributed.all_reduce(held)
 
-    return timed(reduce, 3 * rounds)
+    return reduce
 
 
-def timed(once: Callable[[], None], rounds: int) -> float:
-    for _ in range(2):
-        once()
-    taken = []
-    for _ in range(3 * rounds):
-        distributed.most(0)
-        begun = time.perf_counter()
-        once()
-        taken.append(time.perf_counter() - begun)
-    return statistics.median(taken)
+def by_turns(parts: Mapping[str, Callable[[], None]], turns: int) -> dict[str, float]:
+    """Medians of each part's seconds, begun together by all processes."""
+    taken: dict[str, list[float]] = {name: [] for name in parts}
+    for turn in range(turns + 1):
+        for name, once in parts.items():
+            distributed.wait()
+            begun = time.perf_counter()
+            once()
+            if turn:  # the first allocates
+                taken[name].append(time.perf_counter() - begun)
+    return {name: statistics.median(seconds) for name, seconds in taken.items()}
 
 
 def _loopback() -> float:

@@ -51,8 +51,9 @@ def write(path: Path, state: dict[str, Any]) -> None:
         with whole_file(path) as file:
             torch.save(state, file)
     except (OSError, RuntimeError) as error:
+        why = error.__context__ or error  # torch says less than the disk did
         raise OSError(
-            f"{path}: could not be written ({error}); what was saved before it is untouched: "
+            f"{path}: could not be written ({why}); what was saved before it is untouched: "
             f"make room and type the same command again"
         ) from error
 

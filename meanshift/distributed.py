@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
+import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -57,16 +59,17 @@ def joined(device: torch.device, *, timeout: float = 600.0) -> Iterator[None]:
     if world_size() == 1 or distributed.is_initialized():
         yield
         return
-    wait = timedelta(seconds=timeout)
+    patience = timedelta(seconds=timeout)
     start = max(60.0, timeout)  # some machines take longer to load programs
     try:
         store, own, count = next(rendezvous("env://", timeout=timedelta(seconds=start)))
         store.set_timeout(timedelta(seconds=start))
+        store = _of_this_start(store, own, count, start)
         if device.type == "cuda":
             torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         distributed.init_process_group(
-            backend, store=store, rank=own, world_size=count, timeout=wait
+            backend, store=store, rank=own, world_size=count, timeout=patience
         )
     except (RuntimeError, ValueError) as error:
         raise Lost(
@@ -77,7 +80,7 @@ def joined(device: torch.device, *, timeout: float = 600.0) -> Iterator[None]:
     book = _AddressBook(store)
     try:
         yield
-        distributed.barrier()  # the first keeps the address book: it leaves when all have done
+        wait()  # the first keeps the address book: it leaves when all have done
     except BaseException as error:
         if not _is_silence(error):
             book.leave(error)
@@ -86,6 +89,28 @@ def joined(device: torch.device, *, timeout: float = 600.0) -> Iterator[None]:
     finally:
         with suppress(RuntimeError):  # whoever is gone cannot say goodbye
             distributed.destroy_process_group()
+
+
+def _of_this_start(store: Any, own: int, count: int, seconds: float) -> Any:
+    """The part of a store that no earlier processes wrote to: torchrun keeps it over restarts.
+
+    The first answers whoever asks, also the dead, until all who live have read its answer.
+    """
+    token, until = uuid.uuid4().hex, time.monotonic() + seconds
+    if own:
+        store.set(f"asks/{own}", token)
+        token = store.get(f"answer/{token}").decode()
+        store.set(f"{token}/has/{own}", "yes")
+    missing = [] if own else list(range(1, count))
+    while missing:
+        for one in missing:
+            if store.check([f"asks/{one}"]):
+                store.set(f"answer/{store.get(f'asks/{one}').decode()}", token)
+        missing = [one for one in missing if not store.check([f"{token}/has/{one}"])]
+        if missing and time.monotonic() > until:
+            raise RuntimeError(f"process {missing[0]} did not come")
+        time.sleep(0.01)
+    return distributed.PrefixStore(token, store)
 
 
 class _AddressBook:
@@ -101,24 +126,33 @@ class _AddressBook:
 
     def who_is_missing(self, timeout: float) -> str:
         """After a silence all who still live say so; it is about those who do not."""
-        waited, missing = f"after up to {timeout:g} s", list[int]()
-        try:
-            self.store.set_timeout(timedelta(seconds=min(10.0, timeout)))
-            self.store.set(f"alive/{self.own}", "yes")
-            until = time.monotonic() + min(15.0, max(2.0, timeout / 4))
-            while time.monotonic() < until:
-                missing = [r for r in range(self.count) if not self.store.check([f"alive/{r}"])]
-                if len(missing) == 1:
-                    break
-                time.sleep(0.1)
-            told = [self._about(one) for one in missing]
-        except RuntimeError:  # the store is kept by the first process, or by torchrun on its host
-            told = ["process 0, or the host that it runs on, does not answer"]
-        lost = "; ".join(told) or "the connection broke, though all processes still run"
+        patience, told = min(15.0, max(2.0, timeout / 4)), list[str]()
+
+        def ask() -> None:
+            with suppress(RuntimeError):
+                told.append(self._ask(patience))
+
+        asking = threading.Thread(target=ask, daemon=True)  # a store that hangs never answers
+        asking.start()
+        asking.join(patience + 5.0)
+        # The store is kept by the first process, or by torchrun on its host.
+        lost = told[0] if told else "process 0, or the host that it runs on, does not answer"
         return (
-            f"process {self.own} of {self.count} gives up {waited}: {lost}; the same command "
-            f"continues from the last checkpoint, and torchrun --max-restarts 3 does so by itself"
+            f"process {self.own} of {self.count} gives up after up to {timeout:g} s: {lost}; the "
+            f"same command continues from the last checkpoint, and torchrun --max-restarts 3 does "
+            f"so by itself"
         )
+
+    def _ask(self, patience: float) -> str:
+        self.store.set(f"alive/{self.own}", "yes")
+        until, missing = time.monotonic() + patience, list[int]()
+        while time.monotonic() < until:
+            missing = [r for r in range(self.count) if not self.store.check([f"alive/{r}"])]
+            if len(missing) == 1:
+                break
+            time.sleep(0.1)
+        told = "; ".join(self._about(one) for one in missing)
+        return told or "the connection broke, though all processes still run"
 
     def _about(self, one: int) -> str:
         host = self.store.get(f"host/{one}").decode()
@@ -185,6 +219,12 @@ def parallel(module: nn.Module, warm_up: Callable[[nn.Module], Tensor]) -> nn.Mo
     module.zero_grad(set_to_none=True)
     module.train(training)
     return wrapped
+
+
+def wait() -> None:
+    """Until all processes are here."""
+    if world_size() > 1:
+        distributed.barrier()
 
 
 # Plain values

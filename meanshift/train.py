@@ -222,6 +222,7 @@ def _pretrain(
             if keep or stop or _save_due(done, train.save_every * schedule.steps):
                 save(done)
             if stop and done < schedule.total:
+                distributed.wait()  # a launcher ends the rest when the first leaves
                 raise signals.Stopped(stop, done)
         bad.report(console)
         if events is not None:

@@ -9,6 +9,7 @@ from forked import in_processes
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks.scale import Load
 from meanshift import MeanShift, MemoryBank, distributed
 from meanshift.norm import SummedBatchNorm, synchronised
 from meanshift.search import SLACK, nearest, settled
@@ -382,3 +383,48 @@ def test_in_float64_they_are_the_same_to_thirteen_digits_at_ten_times_the_rate(m
     for told, *_ in in_processes(3, steps, *given):
         assert (told - alone)[:, 0].abs().max() < 1e-13
         assert (told - alone)[:, 1].abs().max() < 1e-6  # purity is counted in float32
+
+
+# What goes over the wire
+
+
+def counted(given, shuffle):
+    received = []
+
+    def counts(name):
+        call = getattr(torch.distributed, name)
+
+        def wrapped(into, *rest, **more):
+            if into.shape != (distributed.world_size(),):  # numbers of rows are not counted
+                received.append(into.numel() * into.element_size())
+            return call(into, *rest, **more)
+
+        setattr(torch.distributed, name, wrapped)
+
+    for name in ("all_gather_into_tensor", "all_to_all_single"):
+        counts(name)
+    method = MeanShift(nn.Sequential(nn.Flatten(), nn.Linear(48, 8)), 8, bank_size=96, **given)
+    method.shuffle = 7 if shuffle else None
+    pictures = own(torch.randn(24, 3, 4, 4))
+    method(pictures, pictures, ids=torch.arange(len(pictures)))
+    return sum(received)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("k", "sharded", "shuffle", "dtype"),
+    [(1, False, False, torch.float32), (1, False, True, torch.float32),
+     (5, False, False, torch.float32), (5, False, True, torch.bfloat16),
+     (3, True, False, torch.float32), (5, True, True, torch.bfloat16)],
+)  # fmt: skip
+def test_the_model_of_the_cost_counts_the_bytes_that_are_received(
+    world, k, sharded, shuffle, dtype
+):
+    given = {"k": k, "sharded": sharded, "bank_dtype": dtype}
+    load = Load(
+        world, batch=24, dim=8, k=k, parameters=0, side=4, sharded=sharded,
+        batch_norm="shuffle" if shuffle else "local", element=dtype.itemsize,
+    )  # fmt: skip
+    expected = sum(load.received().values()) * world / (world - 1)  # here one's own count as well
+    told = in_processes(world, counted, given, shuffle)
+    assert sum(told) / world == pytest.approx(expected, rel=0.01)

@@ -28,7 +28,8 @@ def add(command: Command) -> None:
         nargs="*",
         metavar="NAME",
         help=f"tables against the authors' way and other libraries, some minutes in all: "
-        f"{', '.join(TABLES)} [all]; or alone: step (the phases of a step), cost [RUN] (the "
+        f"{', '.join(TABLES)} [all of these], scale (steps in 1, 2 and 4 processes); or alone: "
+        f"step (the phases of a step), cost [RUN] (the "
         f"search's share by the size of the bank, kept with a run's results), transfer (45 "
         f"penalties against scikit-learn's fits)",
     )
@@ -60,11 +61,11 @@ def _bench(given: argparse.Namespace) -> int:
         raise ValueError(f"--rounds: got {given.rounds}, need 1 or more")
     if alone in ("step", "cost"):
         return _bench_alone(given, alone, more)
-    unknown = [word for word in given.words if word not in (*TABLES, "transfer")]
+    unknown = [word for word in given.words if word not in (*TABLES, "scale", "transfer")]
     if unknown or ("transfer" in given.words and more):
         raise ValueError(
-            f"bench {' '.join(given.words)}: need any of {', '.join(TABLES)}; or step, cost [RUN] "
-            f"or transfer, alone"
+            f"bench {' '.join(given.words)}: need any of {', '.join(TABLES)}, scale; or step, cost "
+            f"[RUN] or transfer, alone"
         )
     changed = configure(given, Config())
     if changed != Config():
