@@ -20,7 +20,8 @@ class Data:
     """Which pictures, and how they are read."""
 
     source: str = "sample"
-    """a folder, an .npz or .npy file, a named dataset (cifar10, stl10, ...) or `sample`"""
+    """a folder, an .npz or .npy file, tar shards, a Hugging Face dataset (hf:NAME), a named dataset
+    (cifar10, stl10, ...) or `sample`"""
     held_out: float | str = "auto"
     """pictures kept for the monitor: a share cut from training, the name of a split, `none`, or
     `auto` (the source's own val or test split; without one a tenth of a labelled source)"""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import threading
 import time
 import uuid
 import warnings
@@ -18,11 +16,9 @@ from torch import Tensor, distributed, nn
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from meanshift.missing import AddressBook, Lost, first_line, is_silence
+
 T = TypeVar("T")
-
-
-class Lost(OSError):
-    """Another process does not answer any more; the message says which."""
 
 
 class Shared(ValueError):
@@ -74,15 +70,15 @@ def joined(device: torch.device, *, timeout: float = 600.0) -> Iterator[None]:
     except (RuntimeError, ValueError) as error:
         raise Lost(
             f"the {world_size()} processes did not find each other within {start:g} s "
-            f"({_first_line(error)}); need as many as WORLD_SIZE says, that reach "
+            f"({first_line(error)}); need as many as WORLD_SIZE says, that reach "
             f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         ) from error
-    book = _AddressBook(store)
+    book = AddressBook(store, own, count)
     try:
         yield
         wait()  # the first keeps the address book: it leaves when all have done
     except BaseException as error:
-        if not _is_silence(error):
+        if not is_silence(error):
             book.leave(error)
             raise
         raise Lost(book.who_is_missing(timeout)) from error
@@ -111,67 +107,6 @@ def _of_this_start(store: Any, own: int, count: int, seconds: float) -> Any:
             raise RuntimeError(f"process {missing[0]} did not come")
         time.sleep(0.01)
     return distributed.PrefixStore(token, store)
-
-
-class _AddressBook:
-    """What processes leave in the common store, for those that miss them."""
-
-    def __init__(self, store: Any) -> None:
-        self.store, self.own, self.count = store, rank(), world_size()
-        store.set(f"host/{self.own}", socket.gethostname())
-
-    def leave(self, error: BaseException) -> None:
-        with suppress(RuntimeError):
-            self.store.set(f"left/{self.own}", _first_line(error))
-
-    def who_is_missing(self, timeout: float) -> str:
-        """After a silence all who still live say so; it is about those who do not."""
-        patience, told = min(15.0, max(2.0, timeout / 4)), list[str]()
-
-        def ask() -> None:
-            with suppress(RuntimeError):
-                told.append(self._ask(patience))
-
-        asking = threading.Thread(target=ask, daemon=True)  # a store that hangs never answers
-        asking.start()
-        asking.join(patience + 5.0)
-        # The store is kept by the first process, or by torchrun on its host.
-        lost = told[0] if told else "process 0, or the host that it runs on, does not answer"
-        return (
-            f"process {self.own} of {self.count} gives up after up to {timeout:g} s: {lost}; the "
-            f"same command continues from the last checkpoint, and torchrun --max-restarts 3 does "
-            f"so by itself"
-        )
-
-    def _ask(self, patience: float) -> str:
-        self.store.set(f"alive/{self.own}", "yes")
-        until, missing = time.monotonic() + patience, list[int]()
-        while time.monotonic() < until:
-            missing = [r for r in range(self.count) if not self.store.check([f"alive/{r}"])]
-            if len(missing) == 1:
-                break
-            time.sleep(0.1)
-        told = "; ".join(self._about(one) for one in missing)
-        return told or "the connection broke, though all processes still run"
-
-    def _about(self, one: int) -> str:
-        host = self.store.get(f"host/{one}").decode()
-        if self.store.check([f"left/{one}"]):
-            return f"process {one} on {host} left ({self.store.get(f'left/{one}').decode()})"
-        return f"process {one} on {host} does not answer (it hangs, or was killed)"
-
-
-def _is_silence(error: BaseException) -> bool:
-    """Whether a collective call failed, rather than something in this process."""
-    words = ("gloo", "timed out", "connection closed", "connection reset", "nccl", "watchdog")
-    text = str(error).lower()
-    return isinstance(error, distributed.DistError) or (
-        isinstance(error, RuntimeError) and any(word in text for word in words)
-    )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 @contextmanager

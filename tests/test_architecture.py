@@ -12,7 +12,7 @@ import meanshift
 PACKAGE = Path(meanshift.__file__).parent
 
 FLOORS = (  # from the ground up: a room may import rooms of lower floors only
-    "fields",
+    "fields missing",
     "config",
     "recipes keyed distributed journal machine progress pixels memory search signals",
     "data augment encoder bank norm",
@@ -31,7 +31,8 @@ FLOORS = (  # from the ground up: a room may import rooms of lower floors only
 )
 NARROWER = {  # the rooms for which the plan allows less than every lower floor
     "keyed": "",
-    "distributed": "",
+    "missing": "",
+    "distributed": "missing",
     "machine": "",
     "progress": "",
     "pixels": "",

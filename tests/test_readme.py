@@ -41,10 +41,15 @@ def test_every_command_and_every_block_of_python_runs(tmp_path, monkeypatch, mak
     write_voc(tmp_path / "VOCDEVKIT")
     monkeypatch.chdir(tmp_path)
     text = README.read_text()
-    commands = re.findall(r"^    \.venv/bin/meanshift (.*)$", text, re.MULTILINE)
+    commands = re.findall(r"^    \.venv/bin/(meanshift|torchrun) (.*)$", text, re.MULTILINE)
     assert len(commands) >= 4
-    for command in commands:
+    for program, command in commands:
         words = shlex.split(command, comments=True)
+        if program == "torchrun":
+            launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", *words, *TINY]
+            done = subprocess.run(launch, capture_output=True, text=True, check=False)
+            assert done.returncode == 0 and "finished" in done.stdout, done.stderr
+            continue
         if words[0] == "explore":
             look_at(words)
             continue

@@ -14,7 +14,7 @@ from meanshift.evaluate import NAMES
 if TYPE_CHECKING:
     from meanshift.cli import Command
 
-_SOURCE = "folder, .npz or .npy file, named dataset, or sample"
+_SOURCE = "folder, .npz or .npy file, tar shards, hf:NAME, named dataset, or sample"
 _WEIGHTS = (
     "run directory, checkpoint, anybody's file of weights, torchvision:NAME, untrained:RUN, pixels"
 )

@@ -18,7 +18,9 @@ def add(command: Command) -> None:
         "pack", _pack, "decode and shrink pictures once, into a directory to train from faster"
     )
     pack.add_argument(
-        "source", metavar="SOURCE", help="folder, .npz or .npy file, named dataset, or sample"
+        "source",
+        metavar="SOURCE",
+        help="folder, .npz or .npy file, tar shards, hf:NAME, named dataset, or sample",
     )
     pack.add_argument("out", type=Path, metavar="OUT", help="new directory; it is a SOURCE then")
     pack.add_argument(

@@ -34,7 +34,9 @@ def add(command: Command) -> None:
     pretrain.set_defaults(processes=True)
     pretrain.add_argument("recipe", metavar="RECIPE", help=f"one of {', '.join(RECIPES)}")
     pretrain.add_argument(
-        "--data", metavar="SOURCE", help="folder, .npz or .npy file, named dataset, or sample"
+        "--data",
+        metavar="SOURCE",
+        help="folder, .npz or .npy file, tar shards, hf:NAME, named dataset, or sample",
     )
     pretrain.add_argument("--out", type=Path, required=True, metavar="RUN", help="run directory")
     add_settings(pretrain)
