@@ -21,6 +21,7 @@ from meanshift.data.source import Unreadable
 from meanshift.data.voc import BAD_SHARE, Boxes
 from meanshift.detections import Found
 from meanshift.detector import Recipe, groups
+from meanshift.norm import synchronised
 from meanshift.progress import progress
 from meanshift.subject import Judged
 
@@ -63,8 +64,7 @@ def learn(judged: Judged, detector: nn.Module, train: Boxes, recipe: Recipe, see
         told.processes.append(world)
     network = detector
     if world > 1:
-        if synchronised(judged):
-            detector = nn.SyncBatchNorm.convert_sync_batchnorm(detector)
+        detector = synchronised(detector, device)
         network = DistributedDataParallel(
             detector, device_ids=[device.index] if device.type == "cuda" else None
         )
@@ -252,8 +252,3 @@ def _folder(judged: Judged, train: Boxes, recipe: Recipe, seed: int) -> Path:
     folder = judged.home / "detectors" / name
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def synchronised(judged: Judged) -> bool:
-    """PyTorch's synchronised batch norm is for GPUs."""
-    return judged.device.type == "cuda" and distributed.world_size() > 1

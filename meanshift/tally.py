@@ -73,7 +73,7 @@ class BadPictures:
                 journal.warn(step, "bad picture", why, file=title)
         if len(self.known) > self.share * self.size:
             listed = "\n".join(f"  {title}: {why}" for title, why in self.known.items())
-            raise ValueError(
+            raise distributed.Shared(
                 f"{len(self.known)} of {self.size} pictures cannot be read so far, more than the "
                 f"{self.share:.1%} that are allowed:\n{listed}\n"
                 f"repair or remove them, or raise --data.bad_share"

@@ -87,7 +87,8 @@ def _pretrain(
     tally, bad, start = Tally(), BadPictures(config.data.bad_share, len(source)), 0
     noted = list[tuple[str, str]]()
     with distributed.together():
-        journal.begin(config, extra={**machine, **about})
+        if journal.writes:  # others would look at what is half written
+            journal.begin(config, extra={**machine, **about})
         if state is not None:
             resume.load(method, state, journal)
             optimizer.load_state_dict(state["optimizer"])
@@ -99,6 +100,7 @@ def _pretrain(
             if was != machine and start < schedule.total:
                 noted += [("machine", resume.told_apart(was, machine))]
         journal.rewind(start if state is not None else -1)
+    del state  # as large as what was made of it
     console = Console(schedule, start, train.batch_size, shown=journal.writes)
     for kind, message in noted:
         console.say(f"warning: {message}")
@@ -249,7 +251,7 @@ def _save_due(done: int, every: float) -> bool:
 
 def _refuse_nonsense(loss: float, step: int, lr: float) -> None:
     if not math.isfinite(loss):
-        raise ValueError(
+        raise distributed.Shared(
             f"the loss is {loss} at step {step}: the run cannot go on; "
             f"begin another with a lower --train.lr than {lr:g}"
         )

@@ -697,6 +697,6 @@ def test_two_processes_train_and_judge_together_and_speak_once(type_it, tmp_path
     (result,) = (out / "results").glob("*.json")
     card = json.loads(result.read_text())["card"]
     assert card["settings"]["processes"] == [[2]] and card["sizes"] == {"train": 6, "test": 5}
-    assert card["settings"]["batch norm"] == "each process its own"
+    assert card["settings"]["batch norm"] == "synchronised"
     assert done.stderr.count("1 pictures cannot be read") == 1, done.stderr
     assert card["unreadable"] == 1

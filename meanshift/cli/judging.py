@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meanshift.cli.reading import add_reading, home_of, reading
-from meanshift.cli.speaking import processes, rank, say
+from meanshift.cli.speaking import Shared, processes, rank, say
 from meanshift.cli.transferring import add_transferring, detect, transfer
 from meanshift.evaluate import NAMES
 
@@ -110,7 +110,7 @@ def _evaluate(given: argparse.Namespace) -> int:
         raise ValueError("transfer and detect have a --root of their own each: type two commands")
     frozen = [name for name in names if name not in rooted]
     if processes() > 1 and not set(names) <= {"knn", "detect"}:
-        raise ValueError(
+        raise Shared(
             f"{processes()} processes were started; of the protocols knn and detect work in "
             f"several: leave torchrun out (after evaluate knn the others find its features)"
         )
@@ -186,7 +186,9 @@ def _judge(given: argparse.Namespace, names: list[str], specs: list[str]) -> Non
     device = own_device(pick_device(given.device))
     how = reading(given) | {"device": str(device)}
     with joined(device):
-        for spec, weights in {spec: load_weights(spec) for spec in specs}.items():
+        with together():
+            judged = {spec: load_weights(spec) for spec in specs}
+        for spec, weights in judged.items():
             with together():
                 subject = Subject(
                     weights, given.data, like=first, split=given.split, seed=given.seed,
@@ -205,16 +207,17 @@ def _judge(given: argparse.Namespace, names: list[str], specs: list[str]) -> Non
 
 
 def _embed(given: argparse.Namespace) -> int:
-    from meanshift.distributed import joined, own_device
+    from meanshift.distributed import joined, own_device, together
     from meanshift.embed import embed
     from meanshift.machine import pick_device
     from meanshift.weights import load_weights
 
-    weights = load_weights(given.weights)
-    say(f"{given.weights}: {weights.title}")
     device = own_device(pick_device(given.device))
     chosen = {"projector": given.output == "projector", "labels": given.labels, **reading(given)}
     with joined(device):
+        with together():
+            weights = load_weights(given.weights)
+        say(f"{given.weights}: {weights.title}")
         made = embed(weights, given.source, given.out, **chosen | {"device": str(device)})
     say(f"{given.out}: {made[0]} pictures, {made[1]} dimensions", result=True)
     return 0

@@ -6,6 +6,10 @@ import os
 import sys
 
 
+class Shared(ValueError):
+    """A mistake that every process makes, so that one of them need say it."""
+
+
 def processes() -> int:
     """How many `torchrun` started, without loading torch for it."""
     return int(os.environ.get("WORLD_SIZE", 1))
@@ -32,7 +36,7 @@ def complain(error: Exception) -> None:
 def refuse_many(command: str) -> None:
     """Most commands are for one process; several would write over one another."""
     if processes() > 1:
-        raise ValueError(
+        raise Shared(
             f"{processes()} processes were started; meanshift {command} is for one: leave torchrun "
             f"out (pretrain, embed, evaluate knn and evaluate detect work in several)"
         )

@@ -48,11 +48,17 @@ def _pretrain(given: argparse.Namespace) -> int:
 
 
 def _train(config: Config, out: Path) -> int:
+    from meanshift.distributed import joined, own_device, together
+    from meanshift.machine import pick_device
     from meanshift.signals import Stopped
     from meanshift.train import pretrain
 
+    device = own_device(pick_device(config.train.device))
     try:
-        run = pretrain(config, out, monitor=_monitor(config))
+        with joined(device, timeout=config.train.timeout):
+            with together():
+                monitor = _monitor(config)
+            run = pretrain(config, out, monitor=monitor)
     except Stopped as stopped:
         say(f"meanshift: {stopped}")
         return stopped.code

@@ -13,7 +13,7 @@ import torch
 
 from meanshift import distributed, drawn, keyed
 from meanshift.data.voc import Annotated, Boxes
-from meanshift.detecting import Learned, detect, learn, refuse_many, synchronised
+from meanshift.detecting import Learned, detect, learn, refuse_many
 from meanshift.detections import Found, Truth, average_precision
 from meanshift.detector import Recipe, build_detector
 from meanshift.subject import Judged, Result
@@ -60,7 +60,6 @@ def evaluate(
         figures[name] = statistics.fmean(values)
         if seeds > 1:
             figures[f"{name} deviation"] = statistics.stdev(values)
-    alone = "one process" if distributed.world_size() == 1 else "each process its own"
     settings = {
         **asdict(recipe),
         "short sides in training": recipe.sizes,
@@ -76,7 +75,7 @@ def evaluate(
         ],
         "loss": [trial.told.losses for trial in trials],
         "processes": [trial.told.processes for trial in trials],
-        "batch norm": "synchronised" if synchronised(judged) else alone,
+        "batch norm": "synchronised" if distributed.world_size() > 1 else "one process",
     }
     unreadable = {title for trial in trials for title in (*trial.told.bad, *trial.lost)}
     card = {
