@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
@@ -79,7 +80,8 @@ def joined(device: torch.device, *, timeout: float = 600.0) -> Iterator[None]:
         wait()  # the first keeps the address book: it leaves when all have done
     except BaseException as error:
         if not is_silence(error):
-            book.leave(error)
+            if not isinstance(error, Shared):  # of which all know
+                book.leave(error)
             raise
         raise Lost(book.who_is_missing(timeout)) from error
     finally:
@@ -106,7 +108,7 @@ def _of_this_start(store: Any, own: int, count: int, seconds: float) -> Any:
         if missing and time.monotonic() > until:
             raise RuntimeError(f"process {missing[0]} did not come")
         time.sleep(0.01)
-    return distributed.PrefixStore(token, store)
+    return PrefixStore(token, store)
 
 
 @contextmanager

@@ -23,8 +23,10 @@ class AddressBook:
         store.set(f"host/{self.own}", socket.gethostname())
 
     def leave(self, error: BaseException) -> None:
+        """Say why; the first process, which may take the store along, gives others time to read."""
         with suppress(RuntimeError):
             self.store.set(f"left/{self.own}", first_line(error))
+            time.sleep(0.0 if self.own else 2.0)
 
     def who_is_missing(self, timeout: float) -> str:
         """After a silence all who still live say so; it is about those who do not."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,13 +115,24 @@ def _evaluate(given: argparse.Namespace) -> int:
             f"{processes()} processes were started; of the protocols knn and detect work in "
             f"several: leave torchrun out (after evaluate knn the others find its features)"
         )
-    if frozen:
-        _judge(given, list(dict.fromkeys(frozen)), specs)
-    if "transfer" in names:
-        transfer(given, specs)
-    if "detect" in names:
-        detect(given, specs)
+    with _joined(given):
+        if frozen:
+            _judge(given, list(dict.fromkeys(frozen)), specs)
+        if "transfer" in names:
+            transfer(given, specs)
+        if "detect" in names:
+            detect(given, specs)
     return 0
+
+
+def _joined(given: argparse.Namespace) -> AbstractContextManager[None]:
+    """Several processes find each other once, whatever they do then."""
+    if processes() == 1:
+        return nullcontext()
+    from meanshift.distributed import joined, own_device
+    from meanshift.machine import pick_device
+
+    return joined(own_device(pick_device(given.device)))
 
 
 _FROZEN = "knn linear semi cluster"
@@ -158,7 +170,7 @@ def _judge(given: argparse.Namespace, names: list[str], specs: list[str]) -> Non
     import importlib
 
     from meanshift.console import table
-    from meanshift.distributed import joined, own_device, together
+    from meanshift.distributed import own_device, together
     from meanshift.evaluate.linear import SWEEP
     from meanshift.machine import pick_device
     from meanshift.probe import Recipe
@@ -183,42 +195,42 @@ def _judge(given: argparse.Namespace, names: list[str], specs: list[str]) -> Non
     }
     figures: dict[str, dict[str, dict[str, float]]] = {name: {} for name in names}
     first: Subject | None = None
-    device = own_device(pick_device(given.device))
-    how = reading(given) | {"device": str(device)}
-    with joined(device):
+    how = reading(given) | {"device": str(own_device(pick_device(given.device)))}
+    with together():
+        judged = {spec: load_weights(spec) for spec in specs}
+    for spec, weights in judged.items():
         with together():
-            judged = {spec: load_weights(spec) for spec in specs}
-        for spec, weights in judged.items():
-            with together():
-                subject = Subject(
-                    weights, given.data, like=first, split=given.split, seed=given.seed,
-                    labels=given.labels, home=home_of(given, spec, specs), **how
-                )  # fmt: skip
-            first = first or subject
-            say(f"{spec}: {weights.title}; {subject.data}: {subject.split}")
-            for name in names:
-                protocol = importlib.import_module(f"meanshift.evaluate.{name}")
-                result = protocol.evaluate(subject, **options[name])
-                figures[name][spec] = result.figures
-                if rank() == 0:
-                    say(f"card: {subject.save(result)}")
-                if spec == specs[-1]:
-                    say(f"\n{result.name} on {subject.data}\n{table(figures[name])}", result=True)
+            subject = Subject(
+                weights, given.data, like=first, split=given.split, seed=given.seed,
+                labels=given.labels, home=home_of(given, spec, specs), **how
+            )  # fmt: skip
+        first = first or subject
+        say(f"{spec}: {weights.title}; {subject.data}: {subject.split}")
+        for name in names:
+            protocol = importlib.import_module(f"meanshift.evaluate.{name}")
+            result = protocol.evaluate(subject, **options[name])
+            figures[name][spec] = result.figures
+            if rank() == 0:
+                say(f"card: {subject.save(result)}")
+            if spec == specs[-1]:
+                say(f"\n{result.name} on {subject.data}\n{table(figures[name])}", result=True)
 
 
 def _embed(given: argparse.Namespace) -> int:
-    from meanshift.distributed import joined, own_device, together
+    from meanshift.distributed import own_device, together
     from meanshift.embed import embed
     from meanshift.machine import pick_device
     from meanshift.weights import load_weights
 
-    device = own_device(pick_device(given.device))
-    chosen = {"projector": given.output == "projector", "labels": given.labels, **reading(given)}
-    with joined(device):
+    how = reading(given) | {"device": str(own_device(pick_device(given.device)))}
+    with _joined(given):
         with together():
             weights = load_weights(given.weights)
         say(f"{given.weights}: {weights.title}")
-        made = embed(weights, given.source, given.out, **chosen | {"device": str(device)})
+        made = embed(
+            weights, given.source, given.out, projector=given.output == "projector",
+            labels=given.labels, **how
+        )  # fmt: skip
     say(f"{given.out}: {made[0]} pictures, {made[1]} dimensions", result=True)
     return 0
 
