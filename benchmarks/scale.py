@@ -84,6 +84,9 @@ def rows(rounds: int) -> Iterator[Row]:
     }
     alone = told[1, "shuffle"]
     cores = os.cpu_count() or 1
+    threaded = started(1, {}, rounds, threads=cores)
+    ratio = alone["step"] / threaded["step"]
+    yield Row(f"step of 1 process with 1 thread / with {cores}", (ratio,))
     for world in WORLDS[1:]:
         one = told[world, "shuffle"]
         faster = alone["step"] / one["step"]
@@ -114,14 +117,14 @@ NOT_SHOWN = (
 )
 
 
-def started(world: int, more: Mapping[str, Any], rounds: int) -> dict[str, Any]:
+def started(world: int, more: Mapping[str, Any], rounds: int, threads: int = 1) -> dict[str, Any]:
     """What the first of `world` fresh processes tells."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     given = [sys.executable, "-m", "benchmarks.scale", json.dumps(dict(more)), str(rounds)]
     common = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-              "OMP_NUM_THREADS": "1"}  # fmt: skip
+              "OMP_NUM_THREADS": str(threads)}  # fmt: skip
     processes = [
         subprocess.Popen(
             given, stdout=subprocess.PIPE, text=True,
@@ -139,7 +142,6 @@ def started(world: int, more: Mapping[str, Any], rounds: int) -> dict[str, Any]:
 def work(config: Config, rounds: int) -> dict[str, Any]:
     """Medians of a step and of its parts, in this process among the others."""
     keep_memory()
-    torch.set_num_threads(1)
     cpu, world = torch.device("cpu"), distributed.world_size()
     precision = pick_precision(config.train.precision, cpu)
     method = build_method(config).train()
