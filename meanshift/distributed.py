@@ -143,9 +143,8 @@ def parallel(module: nn.Module, warm_up: Callable[[nn.Module], Tensor]) -> nn.Mo
     """
     if world_size() == 1:
         return module
-    with (
-        warnings.catch_warnings()
-    ):  # its successor would broadcast buffers once: banks in parts too
+    # The successor of this option would broadcast all buffers once, banks in parts among them.
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
         wrapped = DistributedDataParallel(
             module, broadcast_buffers=False, gradient_as_bucket_view=True
@@ -239,10 +238,10 @@ def rows_of_all(own: Tensor, counts: Sequence[int] | None = None) -> Tensor:
         return own
     counts = lengths(len(own)) if counts is None else counts
     widest = max(counts)
-    padded = own.new_zeros(widest, *own.shape[1:])
-    padded[: len(own)] = own
+    if len(own) < widest:
+        own = torch.cat([own, own.new_zeros(widest - len(own), *own.shape[1:])])
     every = own.new_empty(widest * len(counts), *own.shape[1:])
-    distributed.all_gather_into_tensor(every, padded)
+    distributed.all_gather_into_tensor(every, own.contiguous())
     if min(counts) == widest:
         return every
     return torch.cat([part[:n] for part, n in zip(every.split(widest), counts, strict=True)])

@@ -39,9 +39,9 @@ class Journal:
 
     def begin(self, config: Config, *, extra: Mapping[str, Any]) -> Journal:
         """Make or reopen the directory and say what the run is; refuse another run's directory."""
-        self.refuse_other(config)
-        if not self.writes:
+        if not self.writes:  # nor looks at what another is writing
             return self
+        self.refuse_other(config)
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self.folder / "config.json", config.to_json())
         for part in (self.checkpoints, self.snapshots, self.results):

@@ -68,7 +68,7 @@ class Shortlist:
     def nearest(
         self, queries: Float[Tensor, "batch dim"], count: int
     ) -> tuple[Int[Tensor, "batch count"], Float[Tensor, "batch count"]]:
-        """What `bank.nearest` finds; only the order of sums may round differently."""
+        """What `search.nearest` finds; only the order of sums may round differently."""
         found = list[tuple[Tensor, Tensor]]()
         while self.pays and len(queries):
             found.append(self._nearest(queries[:_TOGETHER], count))

@@ -87,8 +87,7 @@ def _pretrain(
     tally, bad, start = Tally(), BadPictures(config.data.bad_share, len(source)), 0
     noted = list[tuple[str, str]]()
     with distributed.together():
-        if journal.writes:  # others would look at what is half written
-            journal.begin(config, extra={**machine, **about})
+        journal.begin(config, extra={**machine, **about})
         if state is not None:
             resume.load(method, state, journal)
             optimizer.load_state_dict(state["optimizer"])

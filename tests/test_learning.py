@@ -100,3 +100,21 @@ def test_the_demo_beats_its_untrained_encoder(tmp_path):
         for weights in (f"untrained:{run}", run)
     )
     assert trained > untrained + 2
+
+
+@pytest.mark.slow
+def test_a_compiled_run_takes_the_same_steps_up_to_rounding(stripes, tmp_path):
+    told = {}
+    for compiled in (False, True):
+        config = recipe("demo").with_overrides(
+            {"data.source": str(stripes), "data.image_size": 16, "encoder.width": 0.125,
+             "train.epochs": 1, "train.batch_size": 80, "train.lr": 0.001, "train.log_every": 1,
+             "method.bank_size": 256, "train.snapshots": 0, "train.compile": compiled}
+        )  # fmt: skip
+        out = pretrain(config, tmp_path / str(compiled))
+        lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+        told[compiled] = [line["loss"] for line in lines]
+        machine = json.loads((out / "environment.json").read_text())
+        assert machine.get("compiled", False) == compiled
+    assert len(told[True]) == 10 and told[True] != told[False]  # else nothing was compiled
+    assert told[True] == pytest.approx(told[False], abs=2e-3)
