@@ -137,6 +137,7 @@ class MemoryBank(nn.Module):
             leave_out=None if leave_out is None else leave_out - self.first,
             skip=None if skip_ids is None else (skip_ids, self.ids[:held]),
             chunk_bytes=self.chunk_bytes,
+            canonical=self.sharded,  # to be compared with what others found
         )
         if not self.sharded:
             return slots, similarity

@@ -12,9 +12,9 @@ BLOCK = 64  # rows whose best similarity stands for them in the first pass of a 
 CHUNK_BYTES = 16 * 2**20  # similarities in memory at a time; they stay near the processor
 
 
-SLACK, CLOSE = 8, 4e-6
-"""more rows than are asked for are compared in float64, for a product of matrices rounds as its
-shape wills; where even these lie closer than this to the last one asked for, all rows are"""
+SLACK, CLOSE = 4, 4e-6
+"""A product of matrices rounds as its shape wills. Similarities closer than this are compared again
+in float64, with so many more than are asked for; where these do not suffice, with all rows."""
 
 
 @torch.no_grad()
@@ -26,28 +26,48 @@ def settled(
     leave_out: Int[Tensor, " batch"] | None = None,
     skip: tuple[Int[Tensor, " batch"], Int[Tensor, " size"]] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
+    canonical: bool = False,
 ) -> tuple[Int[Tensor, "batch count"], Float[Tensor, "batch count"]]:
     """`nearest`, in an order that no batch, chunk, thread or process can change.
 
-    Similarities are those of float64, rounded to float32; of equal ones the lower slot is nearer.
+    It is that of float64's similarities rounded to float32; of equal ones the lower slot is nearer.
+    Similarities are such where they decide, or all of them where they are to be `canonical`.
     """
     wide = min(count + SLACK, max(count, len(rows)))
     slots, rough = nearest(
         queries, rows, wide, leave_out=leave_out, skip=skip, chunk_bytes=chunk_bytes
     )
+    best, similarity = slots[:, :count].contiguous(), rough[:, :count].float()
     if not len(rows):
-        return slots[:, :count], rough[:, :count].float()
-    exact = (rows[slots].double() * queries.double()[:, None]).sum(2).float()
-    found = in_order(slots, exact.masked_fill(rough == -torch.inf, -torch.inf), count)
-    if queries.device.type == "cpu":  # a GPU would have to wait for the answer
-        tail = rough[:, -1]
-        crowded = (wide < len(rows)) & (tail > -torch.inf) & (tail >= rough[:, count - 1] - CLOSE)
-        for few in crowded.nonzero()[:, 0].split(256):
-            own = None if leave_out is None else leave_out[few]
-            pair = None if skip is None else (skip[0][few], skip[1])
-            told = _crowded(queries[few], rows, count, own, pair, chunk_bytes)
-            found[0][few], found[1][few] = told
-    return found
+        return best, similarity
+    if canonical or queries.device.type != "cpu":
+        best, similarity = in_order(slots, _exact(queries, rows, slots, rough), count)
+    if queries.device.type != "cpu":  # a GPU would have to wait to know which are close
+        return best, similarity
+    if not canonical:
+        close = rough[:, :-1] - rough[:, 1:] < CLOSE  # false where there is nothing left to find
+        for few in _where(close[:, :count].any(1)):
+            exact = _exact(queries[few], rows, slots[few], rough[few])
+            best[few], similarity[few] = in_order(slots[few], exact, count)
+    tail, last = rough[:, -1], rough[:, count - 1]
+    crowded = (wide < len(rows)) & (tail > -torch.inf) & (tail >= last - CLOSE)
+    for few in _where(crowded):
+        own = None if leave_out is None else leave_out[few]
+        pair = None if skip is None else (skip[0][few], skip[1])
+        told = _crowded(queries[few], rows, count, own, pair, chunk_bytes)
+        best[few], similarity[few] = told
+    return best, similarity
+
+
+def _where(chosen: Tensor) -> list[Tensor]:
+    """Some hundred at a time; none, where there is none."""
+    found = chosen.nonzero()[:, 0]
+    return list(found.split(256)) if len(found) else []
+
+
+def _exact(queries: Tensor, rows: Tensor, slots: Tensor, rough: Tensor) -> Tensor:
+    found = torch.bmm(rows[slots].double(), queries.double()[:, :, None])[:, :, 0]
+    return found.float().masked_fill(rough == -torch.inf, -torch.inf)
 
 
 def in_order(
