@@ -39,16 +39,15 @@ def in_bank(name: str) -> bool:
     return name in ("bank.rows", "bank.ids", "bank.labels")
 
 
-def refuse_different(journal: Journal, fingerprint: str, step: int) -> None:
+def refuse_different(journal: Journal, what: str, own: str | int) -> None:
     """Processes on several machines must see the same pictures and the same run."""
-    for what, own in (("pictures", fingerprint), ("checkpoints", step)):
-        seen = distributed.gathered([own])
-        if len(set(seen)) > 1:
-            other = next(r for r, one in enumerate(seen) if one != seen[0])
-            raise distributed.Shared(
-                f"{journal.folder}: process {other} sees other {what} than process 0; need the "
-                f"pictures and the run on disks that all of them share"
-            )
+    seen = distributed.gathered([own])
+    if len(set(seen)) > 1:
+        other = next(r for r, one in enumerate(seen) if one != seen[0])
+        raise distributed.Shared(
+            f"{journal.folder}: process {other} sees other {what} than process 0; need the "
+            f"pictures and the run on disks that all of them share"
+        )
 
 
 def refuse_other_pictures(journal: Journal, was: str, now: str, size: int) -> None:

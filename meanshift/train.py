@@ -69,12 +69,13 @@ def _pretrain(
         two_views = TwoViews(config.views, train.seed, config.data.image_size)
         moments = snapshot_epochs(train.epochs, train.snapshots)
         fingerprint = source.fingerprint()
+    resume.refuse_different(journal, "pictures", fingerprint)
     with distributed.together():
         held.enter_context(journal.alone())
         state, unreadable = checkpoint.latest(journal.checkpoints)
         if state is not None:  # before a word is written: what is refused stays as it was
             resume.refuse_other_pictures(journal, state["source"], fingerprint, len(source))
-    resume.refuse_different(journal, fingerprint, -1 if state is None else state["step"])
+    resume.refuse_different(journal, "checkpoints", -1 if state is None else state["step"])
 
     # Begin the run, or continue it from its newest whole checkpoint.
     machine = {
