@@ -1,6 +1,8 @@
 """Learning itself: these fail when a run no longer learns, whatever the unit tests say."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -92,8 +94,11 @@ def test_two_views_raise_no_alarm(stripes, tmp_path):
 
 @pytest.mark.slow
 def test_the_demo_beats_its_untrained_encoder(tmp_path):
-    """Three epochs of the demo, in a minute or two: clearly above where it began."""
-    config = recipe("demo").with_overrides({"train.epochs": 3, "train.monitor_every": 0})
+    """Six epochs of the demo, in two minutes: clearly above where it began.
+
+    Three epochs gain 1.3, 0.9 and 3.9 points with the seeds 0, 1 and 2: too little to tell.
+    """
+    config = recipe("demo").with_overrides({"train.epochs": 6, "train.monitor_every": 0})
     run = pretrain(config, tmp_path / "run")
     untrained, trained = (
         knn.evaluate(Subject(load_weights(weights))).figures["20-NN"]
@@ -104,14 +109,19 @@ def test_the_demo_beats_its_untrained_encoder(tmp_path):
 
 @pytest.mark.slow
 def test_a_compiled_run_takes_the_same_steps_up_to_rounding(stripes, tmp_path):
+    """In processes of their own: shapes that are checked while the tests run cannot be compiled."""
     told = {}
+    words = (
+        "--data.image_size 16 --encoder.width 0.125 --train.epochs 1 --train.batch_size 80 "
+        "--train.lr 0.001 --train.log_every 1 --method.bank_size 256 --train.snapshots 0 "
+        "--train.device cpu"
+    ).split()
     for compiled in (False, True):
-        config = recipe("demo").with_overrides(
-            {"data.source": str(stripes), "data.image_size": 16, "encoder.width": 0.125,
-             "train.epochs": 1, "train.batch_size": 80, "train.lr": 0.001, "train.log_every": 1,
-             "method.bank_size": 256, "train.snapshots": 0, "train.compile": compiled}
-        )  # fmt: skip
-        out = pretrain(config, tmp_path / str(compiled))
+        out = tmp_path / str(compiled)
+        given = ["--data", str(stripes), "--out", str(out), "--train.compile", str(compiled)]
+        command = [sys.executable, "-m", "meanshift", "pretrain", "demo", *given, *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
         lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
         told[compiled] = [line["loss"] for line in lines]
         machine = json.loads((out / "environment.json").read_text())
