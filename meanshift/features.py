@@ -170,15 +170,17 @@ def _stream(
 ) -> Generator[Float[Tensor, "batch features"], None, None]:
     """Features batch by batch; pictures are decoded by the workers while the network computes."""
     layout = memory_format(network)
+    prepared = Prepared(source, image_size, resize, batch_size, bicubic)
     loader = DataLoader(
-        Prepared(source, image_size, resize, batch_size, bicubic),
+        prepared,
         batch_size=None,
         num_workers=0 if source.uniform else workers,
         pin_memory=device.type == "cuda",
         worker_init_fn=leave_signals_to_the_run,
         generator=torch.Generator(),  # its base seed must not come from the global generator
     )
-    bar = progress("features", len(source), unit="pic") if shown else nullcontext()
+    own, aloud = sum(map(len, prepared.batches)), distributed.rank() == 0
+    bar = progress("features", own, unit="pic", shown=aloud) if shown else nullcontext()
     with judged(network), bar as moving:
         for pictures, unreadable in served(loader):
             bad |= unreadable
@@ -213,7 +215,7 @@ def _write(
                     beside.unlink(missing_ok=True)
                     file = whole.enter_context(whole_file(path, shared=True))
                     file.write(bytes(_HEADER))
-                    poured = _pour(file, rows, bad, 0)
+                    poured = _pour(file, rows, bad, seen)
                 else:
                     with parts[distributed.rank()].open("wb") as own:
                         poured = _pour(own, rows, bad, seen)

@@ -34,7 +34,7 @@ class AddressBook:
 
         def ask() -> None:
             with suppress(RuntimeError):
-                told.append(self._ask(patience))
+                told.append(self._ask(patience, timeout))
 
         asking = threading.Thread(target=ask, daemon=True)  # a store that hangs never answers
         asking.start()
@@ -42,12 +42,11 @@ class AddressBook:
         # The store is kept by the first process, or by torchrun on its host.
         lost = told[0] if told else "process 0, or the host that it runs on, does not answer"
         return (
-            f"process {self.own} of {self.count} gives up after up to {timeout:g} s: {lost}; the "
-            f"same command continues from the last checkpoint, and torchrun --max-restarts 3 does "
-            f"so by itself"
+            f"process {self.own} of {self.count} gives up: {lost}; the same command continues from "
+            f"the last checkpoint, and torchrun --max-restarts 3 does so by itself"
         )
 
-    def _ask(self, patience: float) -> str:
+    def _ask(self, patience: float, timeout: float) -> str:
         self.store.set(f"alive/{self.own}", "yes")
         until, missing = time.monotonic() + patience, list[int]()
         while time.monotonic() < until:
@@ -55,14 +54,16 @@ class AddressBook:
             if len(missing) == 1:
                 break
             time.sleep(0.1)
-        told = "; ".join(self._about(one) for one in missing)
+        told = "; ".join(self._about(one, timeout) for one in missing)
         return told or "the connection broke, though all processes still run"
 
-    def _about(self, one: int) -> str:
+    def _about(self, one: int, timeout: float) -> str:
         host = self.store.get(f"host/{one}").decode()
         if self.store.check([f"left/{one}"]):
             return f"process {one} on {host} left ({self.store.get(f'left/{one}').decode()})"
-        return f"process {one} on {host} does not answer (it hangs, or was killed)"
+        return (
+            f"process {one} on {host} does not answer (it was killed, or hangs for {timeout:g} s)"
+        )
 
 
 def is_silence(error: BaseException) -> bool:
