@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from meanshift import __version__
-from meanshift.cli import judging, packing, seeing, showing, training
+from meanshift.cli import judging, packing, repeating, seeing, showing, training
 from meanshift.cli.speaking import complain, refuse_many, say
 from meanshift.memory import keep_memory
 
@@ -78,6 +78,6 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run, command=name, processes=False)
         return added
 
-    for part in (training, packing, judging, seeing, showing):
+    for part in (training, packing, judging, seeing, repeating, showing):
         part.add(command)
     return parser

@@ -21,11 +21,14 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def configure(given: argparse.Namespace, base: Config) -> Config:
-    chosen = {
+    own = {} if getattr(given, "data", None) is None else {"data.source": given.data}
+    return base.with_overrides(chosen(given) | own)
+
+
+def chosen(given: argparse.Namespace) -> dict[str, str]:
+    """The settings that were typed."""
+    return {
         key.removeprefix("setting "): value
         for key, value in vars(given).items()
         if key.startswith("setting ") and value is not None
     }
-    if getattr(given, "data", None) is not None:
-        chosen["data.source"] = given.data
-    return base.with_overrides(chosen)

@@ -1,0 +1,216 @@
+"""Runs as processes: one after another, or side by side on devices; stopped and taken up again."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from meanshift.config import HARMLESS, Config, differences
+from meanshift.journal import Journal, alone
+from meanshift.progress import progress
+from meanshift.recipes import command_for
+from meanshift.run import Run
+from meanshift.signals import Stopped, caught
+
+
+@dataclass
+class Job:
+    """A run to be trained and judged; `run` is its directory, whoever made it."""
+
+    title: str
+    config: Config
+    folder: Path
+    judge: dict[str, Sequence[str]]
+    """the words of `meanshift evaluate` by protocol"""
+    split: str
+    views: int
+    """pictures that it sees in all, for the time left"""
+    failure: str = ""
+    run: Run | None = field(default=None, repr=False)
+
+    def look(self) -> Run | None:
+        """The run as far as it has come; None before it has begun."""
+        if self.run is None and (self.folder / "config.json").is_file():
+            self.run = Run(self.folder)
+        return self.run
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """(done, all); all is not known before the run has begun."""
+        run = self.look()
+        if run is None or "steps" not in run.environment:
+            return 0, 0
+        last = max((r["step"] for r in run.lines("metrics.jsonl")), default=0)
+        return last, int(run.environment["steps"])
+
+    @property
+    def trained(self) -> bool:
+        done, total = self.steps
+        last = self.folder / "checkpoints" / f"step-{total:09d}.pt"
+        return total > 0 and done == total and last.is_file()
+
+    def result(self, protocol: str) -> dict[str, Any] | None:
+        """What judging left, unless it is of weights before the last."""
+        run = self.look()
+        if run is None:
+            return None
+        cached = "cached" if "--cached" in self.judge.get(protocol, ()) else ""
+        held = run.results.get("-".join(filter(None, [protocol, cached, self.split])))
+        return None if held is None or run.older(held) else held
+
+    def commands(self) -> Iterator[list[str]]:
+        """What is still to be typed, the training first."""
+        if not self.trained:
+            yield shlex.split(command_for(self.config, str(self.folder)))[1:]
+        missing = [protocol for protocol in self.judge if self.result(protocol) is None]
+        if missing:
+            split = ["--split", self.split] if self.split else []
+            words = dict.fromkeys(word for name in missing for word in self.judge[name])
+            device = ["--device", self.config.train.device]
+            yield ["evaluate", *missing, str(self.folder), *split, *device, *words]
+
+
+def same(one: Config, other: Config) -> bool:
+    """Whether two runs would be one: of the same pictures and settings, but for harmless ones."""
+    return not set(differences(one, other)) - (HARMLESS - {"data.source"})
+
+
+def find(out: Path, config: Config, title: str, taken: Sequence[Path]) -> Path:
+    """The directory of a run with these settings, or one for it to begin in."""
+    runs = out / "runs"
+    for known in sorted(runs.glob("*/config.json")):
+        with contextlib.suppress(ValueError):
+            if same(Journal.open(known.parent).config, config):
+                return known.parent
+    name = re.sub(r"[^a-z0-9=.]+", "-", f"{title}-seed{config.train.seed}".lower()).strip("-")
+    free = itertools.chain([name], (f"{name}-{at}" for at in itertools.count(2)))
+    return next(
+        runs / each for each in free if runs / each not in taken and not (runs / each).exists()
+    )
+
+
+def work(jobs: Sequence[Job], out: Path, devices: Sequence[str]) -> None:
+    """Train and judge what is missing; a job that fails says so and the others go on.
+
+    Raises `Stopped` after a signal, when all that ran has saved itself.
+    """
+    (out / "logs").mkdir(parents=True, exist_ok=True)
+    once = alone(out / ".lock", "is at work in it", "another --out")
+    with once, caught() as asked, _View(jobs) as view:
+        waiting, logs = list(jobs), out / "logs"
+        lanes = [_lane(waiting, device, len(devices), logs, view) for device in devices]
+        while busy := [job for lane in lanes if (job := next(lane, None))]:
+            if asked:
+                for lane in lanes:
+                    lane.close()
+                raise Stopped(asked[0], 0)
+            view.show(busy)
+            time.sleep(0.2)
+
+
+def _lane(
+    waiting: list[Job], device: str, abreast: int, logs: Path, view: _View
+) -> Generator[Job, None, None]:
+    """Job after job on one device; gives the present one for as long as its process runs."""
+    while waiting:
+        job = waiting.pop(0)
+        job.config = job.config.with_overrides({"train.device": device})
+        try:
+            for command in job.commands():
+                log = logs / f"{job.folder.name}.log"
+                with _process(command, log, abreast if device == "cpu" else 0) as process:
+                    while process.poll() is None:
+                        yield job
+                if process.returncode:
+                    job.failure = _last_words(log, process.returncode)
+                    break
+        except (ValueError, OSError) as error:
+            job.failure = str(error)
+        view.ended(job)
+
+
+@contextmanager
+def _process(command: Sequence[str], log: Path, abreast: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A command of this program; it is stopped, and saves itself, when its lane closes."""
+    cores = (os.cpu_count() or 1) // max(1, abreast)
+    threads = {"OMP_NUM_THREADS": str(max(1, cores))} if abreast > 1 else {}
+    with log.open("ab") as file:
+        file.write(f"\n$ {shlex.join(['meanshift', *command])}\n".encode())
+        file.flush()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "meanshift", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env={**threads, **os.environ},
+            start_new_session=True,  # Ctrl-C is for us; we hand it on once
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        )
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _die_with_parent() -> None:
+    """Should this program be killed, its runs save themselves instead of going on unseen."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def _last_words(log: Path, code: int) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    told = next((line for line in reversed(lines) if line.startswith("meanshift: ")), lines[-1])
+    return f"{told.removeprefix('meanshift: ')} (exit code {code}; all of it: {log})"
+
+
+class _View:
+    """One bar over all runs: pictures, runs ended, and what people watch of those that go on."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self.jobs, self.count = jobs, 0
+        begun = sum(map(self._views, jobs))
+        total = sum(job.views for job in jobs)
+        self.bar = progress("reproduce", total, unit="pic", start=begun)
+
+    def __enter__(self) -> _View:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+    @staticmethod
+    def _views(job: Job) -> int:
+        done, total = job.steps
+        return round(job.views * done / total) if total else 0
+
+    def show(self, busy: Sequence[Job]) -> None:
+        told = []
+        for job in busy:
+            last = run.records("train")[-1:] if (run := job.look()) else []
+            seen = {name: last[0][name] for name in ("loss", "purity") if last and name in last[0]}
+            doing = " ".join(f"{name} {value:.2f}" for name, value in seen.items())
+            told.append(f"{job.title}: {'judging' if job.trained else doing or 'begins'}")
+        words = f"{self.count}/{len(self.jobs)} runs; {'; '.join(told)}"
+        self.bar.set_postfix_str(words, refresh=False)
+        self.bar.update(sum(map(self._views, self.jobs)) - self.bar.n)
+
+    def ended(self, job: Job) -> None:
+        self.count += 1
+        how = f"failed: {job.failure}" if job.failure else "finished"
+        tqdm.write(f"{self.count}/{len(self.jobs)} {job.title}: {how}", file=sys.stderr)

@@ -1,0 +1,222 @@
+"""The paper's tables and ablations as declarations: what is changed, looked at and claimed.
+
+A study is a list of changes to a recipe, the columns of its table and the paper's claims about
+them; which protocols to run follows from the columns. To add one, write a function here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from meanshift.reproduce.claims import Claim, alike, below, higher, warned
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row: its name, what it changes in the recipe, the paper's figures, its place on an axis."""
+
+    title: str
+    changes: Mapping[str, Any]
+    paper: Mapping[str, float] = field(default_factory=dict)
+    at: float | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table of the paper with its claims; `axis` names what `Variant.at` counts."""
+
+    title: str
+    variants: Sequence[Variant]
+    columns: Sequence[str]
+    claims: Sequence[Claim]
+    axis: str = ""
+    drawn: str = ""
+    """a figure of all its runs instead of one of the table's columns"""
+    measured: bool = False
+    """nothing is trained: the variants are sizes of a bank that is searched"""
+
+
+def _views(pair: str) -> dict[str, Any]:
+    words = {"w": "weak", "s": "strong"}
+    return {"views.target": words[pair[0]], "views.online": words[pair[2]]}
+
+
+def _byol(pair: str) -> dict[str, Any]:
+    return {"method.name": "byol", "method.k": 1, **_views(pair)}
+
+
+def _paper(linear: float, one: float, twenty: float) -> dict[str, float]:
+    return {"linear": linear, "1-NN": one, "20-NN": twenty}
+
+
+_BYOL_SS = Variant("BYOL-asym s/s", _byol("s/s"), _paper(69.3, 55.0, 59.2))
+_BYOL_WS = Variant("BYOL-asym w/s", _byol("w/s"), _paper(69.5, 55.8, 59.1))
+_BYOL_WW = Variant("BYOL-asym w/w", _byol("w/w"), {"linear": 60.1})  # BYOL's own, symmetric
+_MSF_SS = Variant("MSF s/s", _views("s/s"), _paper(71.4, 60.6, 64.0))
+_MSF_WS = Variant("MSF w/s", _views("w/s"), _paper(72.4, 62.0, 64.9))
+_MSF_WW = Variant("MSF w/w", _views("w/w"), _paper(66.3, 54.6, 57.4))
+_KNN = ("1-NN", "20-NN")
+_ALL = (*_KNN, "linear")
+
+
+def main(_: Sequence[int]) -> Study:
+    return Study(
+        "BYOL-asym and MSF on the whole data",
+        [_BYOL_SS, _MSF_SS, _MSF_WS, _BYOL_WW, _MSF_WW],
+        _ALL,
+        [
+            higher("MSF is better than BYOL-asym", "MSF s/s", "BYOL-asym s/s"),
+            higher("Weak views for the target improve MSF", "MSF w/s", "MSF s/s"),
+            higher("With weak views alone MSF is better than BYOL", "MSF w/w", "BYOL-asym w/w"),
+        ],
+    )
+
+
+def k(_: Sequence[int]) -> Study:
+    known = {2: (61.0, 64.2), 5: (62.0, 64.9), 10: (62.5, 65.7), 20: (62.0, 65.4), 50: (61.5, 64.9)}
+    return Study(
+        "The number of neighbours k",
+        [
+            Variant("k=1", _byol("w/s"), {"1-NN": 55.8, "20-NN": 59.1}, at=1),
+            *(
+                Variant(
+                    f"k={k}", _views("w/s") | {"method.k": k}, dict(zip(_KNN, told, strict=True)), k
+                )
+                for k, told in known.items()
+            ),
+        ],
+        (*_KNN, "purity"),
+        [
+            higher("One neighbour more is better than none", "k=2", "k=1", *_KNN),
+            higher("k=5 is better than k=1, which is BYOL", "k=5", "k=1", *_KNN),
+            higher("k=10 is better than k=5", "k=10", "k=5", *_KNN),
+            alike("From k=5 to k=50 little changes", "k=50", "k=5", 2.0, *_KNN),
+            higher("Fewer neighbours are purer", "k=2", "k=50", "purity"),
+        ],
+        axis="k",
+    )
+
+
+def bank(sizes: Sequence[int]) -> Study:
+    known = {128_000: (62.0, 65.2), 1_024_000: (62.0, 64.9)}
+    titles = [f"{size:,} rows" for size in sizes]
+    return Study(
+        "The size of the memory bank",
+        [
+            Variant(
+                title,
+                _views("w/s") | {"method.bank_size": size},
+                dict(zip(_KNN, known.get(size, ()), strict=False)),
+                size,
+            )
+            for title, size in zip(titles, sizes, strict=True)
+        ],
+        (*_KNN, "purity"),
+        [
+            higher("A large bank is better than the smallest", titles[-2], titles[0], *_KNN),
+            alike("The largest is like the one before", titles[-1], titles[-2], 1.0, *_KNN),
+        ],
+        axis="rows in the bank",
+    )
+
+
+def augmentation(_: Sequence[int]) -> Study:
+    return Study(
+        "Weak and strong views, for the target and the online encoder",
+        [
+            *(_BYOL_SS, _BYOL_WS, Variant("BYOL-asym s/w", _byol("s/w")), _BYOL_WW),
+            *(_MSF_SS, _MSF_WS, Variant("MSF s/w", _views("s/w")), _MSF_WW),
+        ],
+        _ALL,
+        [
+            alike("w/s changes little for BYOL", "BYOL-asym w/s", "BYOL-asym s/s", 1.0),
+            higher("w/s improves MSF", "MSF w/s", "MSF s/s"),
+            higher("With weak views alone MSF is better than BYOL", "MSF w/w", "BYOL-asym w/w"),
+        ],
+    )
+
+
+def same_view(_: Sequence[int]) -> Study:
+    same = {"views.same_view": True}
+    return Study(
+        "One view for both encoders",
+        [
+            _MSF_WS,
+            Variant("MSF, the same weak view", _views("w/w") | same),
+            Variant("MSF, the same strong view", _views("s/s") | same),
+        ],
+        (*_KNN, "rank", "agreement", "collapse at epoch"),
+        [
+            warned("With one view for both MSF collapses", "MSF, the same weak view"),
+            higher("Two views learn more than one", "MSF w/s", "MSF, the same weak view", *_KNN),
+        ],
+    )
+
+
+def purity(_: Sequence[int]) -> Study:
+    ks = {k: _views("w/s") | {"method.k": k} for k in (2, 5, 10, 20, 50)}
+    return Study(
+        "The purity of the neighbours",
+        [
+            *(Variant(f"w/s, k={k}", changes) for k, changes in ks.items()),
+            Variant("s/s, k=5", _views("s/s")),
+        ],
+        ("purity", "purity, weak views", "purity, strong views"),
+        [
+            higher("Neighbours are purer with w/s than with s/s", "w/s, k=5", "s/s, k=5", "purity"),
+            higher("Fewer neighbours are purer", "w/s, k=2", "w/s, k=50", "purity"),
+            higher(
+                "The target's neighbours are purer by weak views",
+                *("w/s, k=10", "w/s, k=10", "purity, weak views", "purity, strong views"),
+                across=True,
+            ),
+        ],
+        drawn="purity",
+    )
+
+
+def few_labels(_: Sequence[int]) -> Study:
+    columns, top = ("1% of labels", "10% of labels"), {}
+    for title, told in {"BYOL-asym s/s": (47.9, 61.3), "MSF s/s": (53.5, 65.2)}.items():
+        top[title] = dict(zip(columns, told, strict=True))
+    return Study(
+        "A linear layer from few labels",
+        [
+            Variant("BYOL-asym s/s", _byol("s/s"), top["BYOL-asym s/s"]),
+            Variant("MSF s/s", _views("s/s"), top["MSF s/s"]),
+            Variant("MSF w/s", _views("w/s"), dict(zip(columns, (55.5, 66.5), strict=True))),
+        ],
+        columns,
+        [
+            higher("MSF needs fewer labels than BYOL-asym", "MSF s/s", "BYOL-asym s/s"),
+            higher("w/s improves MSF", "MSF w/s", "MSF s/s"),
+        ],
+    )
+
+
+def cost(sizes: Sequence[int]) -> Study:
+    columns = ("share of a step, %", "GFLOPs a picture", "MB")
+    known = {128_000: (0.72, 0.13), 1_024_000: (6.78, 1.05)}
+    rows = sorted({*sizes, 128_000})
+    return Study(
+        "What finding the neighbours costs",
+        [
+            Variant(
+                f"{size:,} rows", {}, dict(zip(columns, known.get(size, ()), strict=False)), size
+            )
+            for size in rows
+        ],
+        columns,
+        [below("128,000 rows add less than 1% to a step", "128,000 rows", columns[0], 1.0)],
+        axis="rows in the bank",
+        measured=True,
+    )
+
+
+STUDIES: dict[str, Callable[[Sequence[int]], Study]] = {
+    make.__name__.replace("_", "-"): make
+    for make in (main, k, bank, augmentation, same_view, purity, cost, few_labels)
+}
+"""Each is given the sizes of bank that its scale tries, the last as large as the data."""
