@@ -71,14 +71,12 @@ def higher(text: str, more: str, less: str, *columns: str, across: bool = False)
         for first, second in names:
             a, b = table[more][first], table[less][second]
             told = f"{first} {a} against {b}" + (f" ({second})" if across else "")
-            if not a.values or not b.values:
-                found.append((OPEN, f"{told}: not run"))
-            elif math.isnan(a.deviation + b.deviation):
-                found.append((OPEN, f"{told}: of one seed no deviation is known"))
+            if lacks := _lacks(a, b):
+                found.append((OPEN, told, lacks))
             elif abs(a.mean - b.mean) <= a.deviation + b.deviation:
-                found.append((OPEN, f"{told}: the deviations overlap"))
+                found.append((OPEN, told, "the deviations overlap"))
             else:
-                found.append((HOLDS if a.mean > b.mean else FAILS, told))
+                found.append((HOLDS if a.mean > b.mean else FAILS, told, ""))
         return _together(found)
 
     return Claim(text, decide)
@@ -93,18 +91,14 @@ def alike(text: str, one: str, other: str, within: float, *columns: str) -> Clai
             a, b = table[one][name], table[other][name]
             told = f"{name} {a} against {b}"
             apart, wide = abs(a.mean - b.mean), a.deviation + b.deviation
-            if not a.values or not b.values:
-                found.append((OPEN, f"{told}: not run"))
-            elif math.isnan(wide):
-                found.append((OPEN, f"{told}: of one seed no deviation is known"))
+            if lacks := _lacks(a, b):
+                found.append((OPEN, told, lacks))
             elif apart + wide <= within:
-                found.append((HOLDS, f"{told}: within {within:g}"))
+                found.append((HOLDS, told, f"within {within:g}"))
             elif apart - wide > within:
-                found.append((FAILS, f"{told}: more than {within:g} apart"))
+                found.append((FAILS, told, f"more than {within:g} apart"))
             else:
-                found.append(
-                    (OPEN, f"{told}: the deviations do not allow to say within {within:g}")
-                )
+                found.append((OPEN, told, f"too wide to say whether within {within:g}"))
         return _together(found)
 
     return Claim(text, decide)
@@ -141,8 +135,17 @@ def warned(text: str, variant: str, column: str = "collapse at epoch") -> Claim:
     return Claim(text, decide)
 
 
-def _together(found: Sequence[tuple[Verdict, str]]) -> Ruling:
+def _lacks(one: Cell, other: Cell) -> str:
+    if not one.values or not other.values:
+        return "not run"
+    return "one seed, so no deviation" if min(len(one.values), len(other.values)) == 1 else ""
+
+
+def _together(found: Sequence[tuple[Verdict, str, str]]) -> Ruling:
     """A claim holds, or does not, where all of its columns say so."""
-    verdicts = {verdict for verdict, _ in found}
+    verdicts, reasons = {each[0] for each in found}, {each[2] for each in found}
     verdict: Verdict = verdicts.pop() if len(verdicts) == 1 else OPEN
-    return Ruling(verdict, "; ".join(why for _, why in found))
+    if len(reasons) == 1:  # said once
+        told = "; ".join(each[1] for each in found)
+        return Ruling(verdict, ": ".join(filter(None, [told, *reasons])))
+    return Ruling(verdict, "; ".join(": ".join(filter(None, each[1:])) for each in found))

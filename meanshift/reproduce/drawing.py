@@ -94,14 +94,16 @@ def _bars(axes: Axes, sheet: Sheet, group: list[str]) -> None:
         axes.barh(places, means, 0.9 * thick, xerr=wide, color=colour, label=column, capsize=2)
         paper = [(p, y) for cell, y in zip(cells, places, strict=True) if (p := cell.paper)]
         if paper:
-            axes.plot(*zip(*paper, strict=True), "o", color=colour, markerfacecolor=look.PAPER,
-                      markersize=4)  # fmt: skip
+            axes.plot(
+                *zip(*paper, strict=True), "o", color=colour, markerfacecolor=look.PAPER,
+                markersize=4, label=f"{column}, the paper's",
+            )  # fmt: skip
     axes.set_yticks(range(len(titles)), titles)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     axes.set_title(_label(group))
     if len(group) > 1:
-        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.08), ncols=3, borderaxespad=0)
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.08), ncols=2, borderaxespad=0)
 
 
 def _short(at: float) -> str:

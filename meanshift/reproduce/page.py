@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meanshift.journal import write_atomically
+from meanshift.look import DPI
 from meanshift.recipes import command_for
 from meanshift.reproduce.jobs import Job
 from meanshift.reproduce.sheet import CHOSEN_BY, Sheet
@@ -77,8 +78,17 @@ def _sheet(whole: Reproduction, sheet: Sheet, picture: tuple[Path, str] | None) 
         "best": sheet.best(),
         "picture": f"data:image/png;base64,{data}" if data else "",
         "words": picture[1] if picture else "",
+        "wide": _width(picture[0]) if picture else 0,
         "command": whole.command([sheet.name]),
     }
+
+
+def _width(picture: Path) -> int:
+    """Of a picture at the size of the page's type, in CSS pixels."""
+    from PIL import Image
+
+    with Image.open(picture) as image:
+        return round(image.width * 100 / DPI)
 
 
 def _card(whole: Reproduction) -> list[tuple[str, str]]:
