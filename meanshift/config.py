@@ -126,6 +126,8 @@ class Method:
     """leave out the random rows with which the bank begins"""
     symmetric: bool = False
     """also swap the views' roles, at twice the cost"""
+    whiten: bool = False
+    """whiten the target's embeddings, so that they keep their dimensions; ours, not the paper's"""
     dim: int = 0
     """size of the embedding; 0 is the authors' rule, a quarter of the backbone's features"""
 

@@ -24,6 +24,7 @@ def build(settings: config.Method, encoder: Encoder, *, seed: int) -> MeanShift:
         same_image=settings.same_image,
         search_filled_only=settings.search_filled_only,
         symmetric=settings.symmetric,
+        whiten=settings.whiten,
         sharded=settings.bank_layout == "sharded",
         seed=seed,
     )

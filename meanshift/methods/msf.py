@@ -20,6 +20,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from meanshift import distributed
 from meanshift.bank import MemoryBank
 from meanshift.encoder import mlp
+from meanshift.whiten import Whitening
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class MeanShift(nn.Module):
         same_image: Literal["keep", "skip"] = "keep",
         search_filled_only: bool = False,
         symmetric: bool = False,
+        whiten: bool = False,
         sharded: bool = False,
         seed: int = 0,
     ) -> None:
@@ -78,9 +80,9 @@ class MeanShift(nn.Module):
         self.dim, self.k, self.momentum, self.symmetric = dim, k, momentum, symmetric
         self.same_image, self.search_filled_only = same_image, search_filled_only
         self.shuffle: int | None = None
-        self.online = encoder
-        self.target = copy.deepcopy(encoder).requires_grad_(False)
+        self.online, self.target = encoder, copy.deepcopy(encoder).requires_grad_(False)
         self.predictor = mlp(dim, hidden or 8 * dim, dim)  # 512-4096-512 in the paper
+        self.whiten = Whitening(dim) if whiten else nn.Identity()
         kept: dict[str, Any] = {"dtype": bank_dtype, "seed": seed, "sharded": sharded}
         self.bank = MemoryBank(bank_size, dim, **kept) if k > 1 else None
 
@@ -115,7 +117,7 @@ class MeanShift(nn.Module):
     @torch.no_grad()
     def follow(self) -> None:
         """Move the target towards the online encoder, parameters only; after the optimiser."""
-        targets, onlines = list(self.target.parameters()), list(self.online.parameters())
+        targets, onlines = (list(e.parameters()) for e in (self.target, self.online))
         get_ema_multi_avg_fn(self.momentum)(targets, onlines, None)
 
     def predict(self, view: Any) -> Float[Tensor, "batch dim"]:
@@ -126,7 +128,9 @@ class MeanShift(nn.Module):
     def project(self, view: Any) -> Float[Tensor, "batch dim"]:
         """u: the target embedding, of unit length; batch norm uses the batch's own statistics."""
         seed = self.shuffle if self.training else None
-        return _unit(distributed.shuffled(partial(self._encode, self.target), view, seed))
+        encode = partial(self._encode, self.target)
+        u: Tensor = self.whiten(_unit(distributed.shuffled(encode, view, seed)))
+        return u
 
     def _encode(self, encoder: nn.Module, view: Any) -> Tensor:
         embedding: Tensor = encoder(view)
@@ -175,8 +179,7 @@ class MeanShift(nn.Module):
             purity = (pure * known).sum() / known.sum()  # not a number where no label is known
         if near_ids is not None and ids is not None:
             same_image = (near_ids == ids[:, None]).any(1).float().mean()
-        agreement = (v.detach() * u).sum(1).mean()
-        return Step(loss, agreement, purity, same_image, u)
+        return Step(loss, (v.detach() * u).sum(1).mean(), purity, same_image, u)
 
     def _both_ways(self, a: Any, b: Any, ids: Tensor | None, labels: Tensor | None) -> Step:
         """The symmetric loss: both directions are searched before either is remembered."""
@@ -186,14 +189,11 @@ class MeanShift(nn.Module):
         two = self._judge(v_b, u_a, self._nearest(u_a, None, ids), ids, labels)
         self._remember(u_b, ids, labels)
         self._remember(u_a, ids, labels)
-        told: Any = {name: _mean(held, vars(two)[name]) for name, held in vars(one).items()}
+        pairs = [(name, a, vars(two)[name]) for name, a in vars(one).items()]
+        told: Any = {name: None if a is None else (a + b) / 2 for name, a, b in pairs}
         return Step(**{**told, "embeddings": u_b})
 
 
 def _unit(embeddings: Tensor) -> Tensor:
     """Unit length, in at least float32 whatever the precision of autocast."""
     return F.normalize(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), dim=1)
-
-
-def _mean(one: Tensor | None, two: Tensor | None) -> Tensor | None:
-    return None if one is None or two is None else (one + two) / 2
