@@ -145,7 +145,6 @@ def same_view(_: Sequence[int]) -> Study:
         [
             _MSF_WS,
             Variant("MSF, the same weak view", _views("w/w") | same),
-            Variant("MSF, the same strong view", _views("s/s") | same),
         ],
         (*_KNN, "rank", "agreement", "collapse at epoch"),
         [
@@ -174,6 +173,29 @@ def purity(_: Sequence[int]) -> Study:
             ),
         ],
         drawn="purity",
+    )
+
+
+def white(_: Sequence[int]) -> Study:
+    """Not in the paper: what whitened targets change, with neighbours and without."""
+    on = {"method.whiten": True}
+    return Study(
+        "Beyond the paper: whitened targets",
+        [
+            Variant("BYOL-asym w/s", _byol("w/s")),
+            Variant("MSF w/s", _views("w/s")),
+            Variant("BYOL-asym w/s, white", _byol("w/s") | on),
+            Variant("MSF w/s, white", _views("w/s") | on),
+        ],
+        (*_ALL, "purity", "rank"),
+        [
+            higher("White targets improve MSF", "MSF w/s, white", "MSF w/s", *_ALL),
+            higher("White targets improve BYOL", "BYOL-asym w/s, white", "BYOL-asym w/s", *_ALL),
+            higher(
+                "With white targets neighbours help",
+                *("MSF w/s, white", "BYOL-asym w/s, white", *_ALL),
+            ),
+        ],
     )
 
 
@@ -217,6 +239,6 @@ def cost(sizes: Sequence[int]) -> Study:
 
 STUDIES: dict[str, Callable[[Sequence[int]], Study]] = {
     make.__name__.replace("_", "-"): make
-    for make in (main, k, bank, augmentation, same_view, purity, cost, few_labels)
+    for make in (main, k, bank, augmentation, same_view, purity, cost, few_labels, white)
 }
 """Each is given the sizes of bank that its scale tries, the last as large as the data."""
