@@ -43,10 +43,13 @@ def add(command: Command) -> None:
 
 
 def _reproduce(given: argparse.Namespace) -> int:
+    from meanshift.machine import pick_device
     from meanshift.reproduce import STUDIES, Reproduction
     from meanshift.reproduce.scales import Base
     from meanshift.signals import Stopped
 
+    for device in given.devices:  # before minutes have passed
+        pick_device(device)
     names = list(STUDIES) if "all" in given.names else given.names
     base = Base.of(given.scale, data=given.data, overrides=chosen(given))
     out = given.out or Path("runs") / f"reproduce-{given.scale}"

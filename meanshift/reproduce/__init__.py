@@ -164,8 +164,8 @@ class Reproduction:
 
     def command(self, names: Sequence[str] = ()) -> str:
         """What to type for the same again."""
-        usual = Base.of(self.base.name, data=self.base.config.data.source, overrides={}).config
-        changed = {n: now for n, (_, now) in differences(usual, self.base.config).items()}
+        apart = differences(self.base.scale.config, self.base.config)
+        changed = {name: now for name, (_, now) in apart.items() if name != "data.source"}
         words = ["meanshift", "reproduce", *(names or self.names), "--scale", self.base.name]
         words += ["--data", self.base.config.data.source, "--seeds", str(self.seeds)]
         for name, value in changed.items():

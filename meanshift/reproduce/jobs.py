@@ -120,7 +120,7 @@ def work(jobs: Sequence[Job], out: Path, devices: Sequence[str]) -> None:
                     lane.close()
                 raise Stopped(asked[0], 0)
             view.show(busy)
-            time.sleep(0.2)
+            time.sleep(0.5)
 
 
 def _lane(

@@ -26,6 +26,10 @@ class Scale:
     linear: tuple[str, ...] = ("--cached",)
     needs_data: bool = False
 
+    @property
+    def config(self) -> Config:
+        return recipe(self.recipe).with_overrides(self.changes)
+
 
 SCALES = {
     "paper": Scale(
@@ -96,7 +100,7 @@ class Base:
         if name not in SCALES:
             raise ValueError(f"--scale: got {name!r}, need one of {', '.join(SCALES)}")
         scale = SCALES[name]
-        config = recipe(scale.recipe).with_overrides({**scale.changes, **overrides})
+        config = scale.config.with_overrides(overrides)
         if data is not None:
             config = config.with_overrides({"data.source": data})
         elif scale.needs_data:
