@@ -161,7 +161,7 @@ def _pretrain(
         workers=config.data.workers,
         pin_memory=device.type == "cuda",
     )
-    patience = 5.0 if world > 1 else 0.0
+    patience = 5.0 if world > 1 else 2.0  # a launcher may hand on a signal that the run has had
     with signals.caught(patience=patience) as asked, console, closing(feed):
         for batch in feed:
             step, done, epoch = batch.step, batch.step + 1, batch.epoch + 1

@@ -30,7 +30,7 @@ def add(command: Command) -> None:
     )
     reproduce.add_argument("--seeds", type=int, default=2, help="runs of each variant [2]")
     reproduce.add_argument(
-        "--devices", nargs="+", default=["auto"], metavar="DEVICE",
+        "--devices", nargs="+", default=[], metavar="DEVICE",
         help="runs side by side, one on each: cuda:0 cuda:1, or cpu cpu [one after another]",
     )  # fmt: skip
     reproduce.add_argument(
@@ -48,10 +48,11 @@ def _reproduce(given: argparse.Namespace) -> int:
     from meanshift.reproduce.scales import Base
     from meanshift.signals import Stopped
 
-    for device in given.devices:  # before minutes have passed
-        pick_device(device)
     names = list(STUDIES) if "all" in given.names else given.names
-    base = Base.of(given.scale, data=given.data, overrides=chosen(given))
+    own = {"train.device": given.devices[0]} if given.devices else {}
+    base = Base.of(given.scale, data=given.data, overrides=chosen(given) | own)
+    for device in given.devices or [base.config.train.device]:  # before minutes have passed
+        pick_device(device)
     out = given.out or Path("runs") / f"reproduce-{given.scale}"
     whole = Reproduction(names, base, out, given.seeds)
     if given.plan:
@@ -63,7 +64,7 @@ def _reproduce(given: argparse.Namespace) -> int:
         file=sys.stderr,
     )
     try:
-        failed = whole.work(given.devices)
+        failed = whole.work(given.devices or [base.config.train.device])
     except Stopped as stopped:
         whole.write()
         print("meanshift: stopped and saved; the same command goes on from there", file=sys.stderr)

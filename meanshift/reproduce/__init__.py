@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
 from collections.abc import Iterator, Sequence
@@ -66,7 +67,8 @@ class Reproduction:
 
     def _job(self, title: str, config: Config) -> Job:
         taken = [job.folder for job in self.jobs]
-        folder = jobs.find(self.out, config, title, taken)
+        pictures = functools.partial(self.base.fingerprint, config.train.seed)
+        folder = jobs.find(self.out, config, title, pictures, taken)
         views = self.base.pictures * config.train.epochs
         told = f"{title}, seed {config.train.seed}"
         return Job(told, config, folder, {}, self.base.split, views)
@@ -96,7 +98,8 @@ class Reproduction:
         if path.exists():
             held: dict[str, Any] = json.loads(path.read_text())
             known = Config.from_dict(held["config"])
-            if same(known, config) and held["sizes"] == sizes:
+            device = known.train.device == config.train.device
+            if device and same(known, config) and held["sizes"] == sizes:
                 return held
         self.out.mkdir(parents=True, exist_ok=True)
         held = {"config": config.to_dict(), "sizes": sizes}

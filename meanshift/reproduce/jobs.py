@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 from tqdm import tqdm
 
 from meanshift.config import HARMLESS, Config, differences
-from meanshift.journal import Journal, alone
+from meanshift.journal import alone
 from meanshift.progress import progress
 from meanshift.recipes import command_for
 from meanshift.run import Run
@@ -90,13 +90,18 @@ def same(one: Config, other: Config) -> bool:
     return not set(differences(one, other)) - (HARMLESS - {"data.source"})
 
 
-def find(out: Path, config: Config, title: str, taken: Sequence[Path]) -> Path:
-    """The directory of a run with these settings, or one for it to begin in."""
+def find(
+    out: Path, config: Config, title: str, pictures: Callable[[], str], taken: Sequence[Path]
+) -> Path:
+    """The directory of a run with these settings and pictures, or one for it to begin in."""
     runs = out / "runs"
     for known in sorted(runs.glob("*/config.json")):
         with contextlib.suppress(ValueError):
-            if same(Journal.open(known.parent).config, config):
-                return known.parent
+            run = Run(known.parent)
+            if same(run.config, config):
+                was = run.environment.get("source")
+                if was is None or was == pictures():
+                    return known.parent
     name = re.sub(r"[^a-z0-9=.]+", "-", f"{title}-seed{config.train.seed}".lower()).strip("-")
     free = itertools.chain([name], (f"{name}-{at}" for at in itertools.count(2)))
     return next(
@@ -115,12 +120,12 @@ def work(jobs: Sequence[Job], out: Path, devices: Sequence[str]) -> None:
         waiting, logs = list(jobs), out / "logs"
         lanes = [_lane(waiting, device, len(devices), logs, view) for device in devices]
         while busy := [job for lane in lanes if (job := next(lane, None))]:
-            if asked:
+            view.show(busy)
+            time.sleep(0.5)
+            if asked:  # before a run that had the same signal is taken for one that failed
                 for lane in lanes:
                     lane.close()
                 raise Stopped(asked[0], 0)
-            view.show(busy)
-            time.sleep(0.5)
 
 
 def _lane(
@@ -133,11 +138,12 @@ def _lane(
         try:
             for command in job.commands():
                 log = logs / f"{job.folder.name}.log"
+                before = log.stat().st_size if log.exists() else 0
                 with _process(command, log, abreast if device == "cpu" else 0) as process:
                     while process.poll() is None:
                         yield job
                 if process.returncode:
-                    job.failure = _last_words(log, process.returncode)
+                    job.failure = _last_words(log, before, process.returncode)
                     break
         except (ValueError, OSError) as error:
             job.failure = str(error)
@@ -173,20 +179,28 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
-def _last_words(log: Path, code: int) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    told = next((line for line in reversed(lines) if line.startswith("meanshift: ")), lines[-1])
-    return f"{told.removeprefix('meanshift: ')} (exit code {code}; all of it: {log})"
+def _last_words(log: Path, before: int, code: int) -> str:
+    """What a process said of its end; `before` it the log tells of others."""
+    lines = log.read_bytes()[before:].decode(errors="replace").splitlines()
+    lines = [line.strip() for line in lines if line.strip()]
+    at = [i for i, line in enumerate(lines) if line.startswith("meanshift: ")]
+    told = " ".join(lines[at[-1] if at else -1 :])[:500].removeprefix("meanshift: ")
+    return f"{told} (exit code {code}; all of it: {log})"
 
 
 class _View:
-    """One bar over all runs: pictures, runs ended, and what people watch of those that go on."""
+    """One bar over all runs: pictures, runs ended, and what people watch of those that go on.
+
+    In a log it is a line for each run that ends.
+    """
 
     def __init__(self, jobs: Sequence[Job]) -> None:
-        self.jobs, self.count = jobs, 0
-        begun = sum(map(self._views, jobs))
-        total = sum(job.views for job in jobs)
-        self.bar = progress("reproduce", total, unit="pic", start=begun)
+        self.count, self.jobs = 0, jobs
+        self.seen = {id(job): _views(job) for job in jobs}
+        self.first, self.began = sum(self.seen.values()), time.monotonic()
+        self.total = sum(job.views for job in jobs)
+        shown = sys.stderr.isatty()
+        self.bar = progress("reproduce", self.total, unit="pic", start=self.first, shown=shown)
 
     def __enter__(self) -> _View:
         return self
@@ -194,23 +208,30 @@ class _View:
     def __exit__(self, *_: object) -> None:
         self.bar.close()
 
-    @staticmethod
-    def _views(job: Job) -> int:
-        done, total = job.steps
-        return round(job.views * done / total) if total else 0
-
     def show(self, busy: Sequence[Job]) -> None:
         told = []
         for job in busy:
+            self.seen[id(job)] = _views(job)
             last = run.records("train")[-1:] if (run := job.look()) else []
             seen = {name: last[0][name] for name in ("loss", "purity") if last and name in last[0]}
             doing = " ".join(f"{name} {value:.2f}" for name, value in seen.items())
             told.append(f"{job.title}: {'judging' if job.trained else doing or 'begins'}")
         words = f"{self.count}/{len(self.jobs)} runs; {'; '.join(told)}"
         self.bar.set_postfix_str(words, refresh=False)
-        self.bar.update(sum(map(self._views, self.jobs)) - self.bar.n)
+        self.bar.update(sum(self.seen.values()) - self.bar.n)
 
     def ended(self, job: Job) -> None:
         self.count += 1
-        how = f"failed: {job.failure}" if job.failure else "finished"
-        tqdm.write(f"{self.count}/{len(self.jobs)} {job.title}: {how}", file=sys.stderr)
+        self.seen[id(job)] = _views(job)
+        done = sum(self.seen.values())
+        how, left = f"failed: {job.failure}" if job.failure else "finished", ""
+        if self.bar.disable and done > self.first:
+            spent = (time.monotonic() - self.began) / (done - self.first)
+            left = f", {tqdm.format_interval(spent * (self.total - done))} left"
+        line = f"{self.count}/{len(self.jobs)} {job.title}: {how}{left}"
+        self.bar.write(line, file=sys.stderr)
+
+
+def _views(job: Job) -> int:
+    done, total = job.steps
+    return round(job.views * done / total) if total else 0

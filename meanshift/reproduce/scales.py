@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -83,7 +84,7 @@ SCALES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Base:
     """What all runs of a reproduction share, with the user's own settings, and its pictures."""
 
@@ -134,6 +135,12 @@ class Base:
                 f"leave one size of bank to try; lower --train.batch_size"
             )
         return STUDIES[name](self.banks)
+
+    @functools.cache  # noqa: B019 (there is one, for as long as the program runs)
+    def fingerprint(self, seed: int) -> str:
+        """Of the pictures that a seed trains on."""
+        data = self.config.data
+        return train_and_held_out(data.source, data.held_out, seed=seed)[0].fingerprint()
 
     def run(self, changes: Mapping[str, Any], seed: int) -> Config:
         """The configuration of one run."""

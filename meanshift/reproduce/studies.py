@@ -79,10 +79,13 @@ def k(_: Sequence[int]) -> Study:
     return Study(
         "The number of neighbours k",
         [
-            Variant("k=1", _byol("w/s"), {"1-NN": 55.8, "20-NN": 59.1}, at=1),
+            Variant("k=1", _byol("w/s"), {"1-NN": 55.8, "20-NN": 59.1}, at=1.0),
             *(
                 Variant(
-                    f"k={k}", _views("w/s") | {"method.k": k}, dict(zip(_KNN, told, strict=True)), k
+                    f"k={k}",
+                    _views("w/s") | {"method.k": k},
+                    dict(zip(_KNN, told, strict=True)),
+                    float(k),
                 )
                 for k, told in known.items()
             ),
@@ -109,7 +112,7 @@ def bank(sizes: Sequence[int]) -> Study:
                 title,
                 _views("w/s") | {"method.bank_size": size},
                 dict(zip(_KNN, known.get(size, ()), strict=False)),
-                size,
+                float(size),
             )
             for title, size in zip(titles, sizes, strict=True)
         ],
@@ -160,7 +163,7 @@ def purity(_: Sequence[int]) -> Study:
         "The purity of the neighbours",
         [
             *(Variant(f"w/s, k={k}", changes) for k, changes in ks.items()),
-            Variant("s/s, k=5", _views("s/s")),
+            Variant("s/s, k=5", _views("s/s") | {"method.k": 5}),
         ],
         ("purity", "purity, weak views", "purity, strong views"),
         [
@@ -226,7 +229,10 @@ def cost(sizes: Sequence[int]) -> Study:
         "What finding the neighbours costs",
         [
             Variant(
-                f"{size:,} rows", {}, dict(zip(columns, known.get(size, ()), strict=False)), size
+                f"{size:,} rows",
+                {},
+                dict(zip(columns, known.get(size, ()), strict=False)),
+                float(size),
             )
             for size in rows
         ],
