@@ -133,10 +133,11 @@ def _lane(
 ) -> Generator[Job, None, None]:
     """Job after job on one device; gives the present one for as long as its process runs."""
     while waiting:
-        job = waiting.pop(0)
+        job, idle = waiting.pop(0), True
         job.config = job.config.with_overrides({"train.device": device})
         try:
             for command in job.commands():
+                idle = False
                 log = logs / f"{job.folder.name}.log"
                 before = log.stat().st_size if log.exists() else 0
                 with _process(command, log, abreast if device == "cpu" else 0) as process:
@@ -147,7 +148,7 @@ def _lane(
                     break
         except (ValueError, OSError) as error:
             job.failure = str(error)
-        view.ended(job)
+        view.ended(job, quiet=idle and not job.failure)
 
 
 @contextmanager
@@ -220,8 +221,10 @@ class _View:
         self.bar.set_postfix_str(words, refresh=False)
         self.bar.update(sum(self.seen.values()) - self.bar.n)
 
-    def ended(self, job: Job) -> None:
+    def ended(self, job: Job, *, quiet: bool) -> None:
         self.count += 1
+        if quiet:  # there was nothing left to do
+            return
         self.seen[id(job)] = _views(job)
         done = sum(self.seen.values())
         how, left = f"failed: {job.failure}" if job.failure else "finished", ""
