@@ -76,6 +76,7 @@ def _sheet(whole: Reproduction, sheet: Sheet, picture: tuple[Path, str] | None) 
         "validated": bool(sheet.validation),
         "claims": [(c.text, r.verdict, r.why) for c, r in sheet.rulings()],
         "best": sheet.best(),
+        "beside": any(variant.paper for variant in sheet.study.variants),
         "picture": f"data:image/png;base64,{data}" if data else "",
         "words": picture[1] if picture else "",
         "wide": _width(picture[0]) if picture else 0,
