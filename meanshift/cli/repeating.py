@@ -12,7 +12,7 @@ from meanshift.cli.settings import add_settings, chosen
 if TYPE_CHECKING:
     from meanshift.cli import Command
 
-_NAMES = "main, k, bank, augmentation, same-view, purity, cost, few-labels, white"
+_NAMES = "main, k, bank, augmentation, same-view, purity, cost, few-labels, beyond"
 
 
 def add(command: Command) -> None:
