@@ -383,7 +383,9 @@ def test_processes_follow_the_losses_and_purity_of_one_for_fifty_steps(world, sh
     assert torch.equal(ids, held["ids"])
 
 
-@pytest.mark.parametrize("more", [{"k": 2}, {"k": 5, "sharded": True}, {"symmetric": True}])
+@pytest.mark.parametrize(
+    "more", [{"k": 2}, {"k": 5, "sharded": True}, {"symmetric": True}, {"k": 5, "whiten": True}]
+)
 def test_in_float64_they_are_the_same_to_thirteen_digits_at_ten_times_the_rate(more):
     """Where no rounding is near enough to a tie to hide a mistake."""
     given = (30, 35, torch.float64, 0.05, more)
