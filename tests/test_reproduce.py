@@ -125,6 +125,12 @@ def test_a_cell_says_what_the_seeds_gave(values, text):
     assert str(Cell(values)) == text
 
 
+def test_what_did_not_happen_in_some_seed_has_no_deviation():
+    assert math.isnan(Cell((3.0, math.inf)).deviation)
+    assert math.isnan(Cell((math.inf, math.inf)).deviation)
+    assert Cell((math.inf, math.inf)).mean == math.inf
+
+
 def test_a_cell_without_two_seeds_has_no_deviation():
     assert math.isnan(Cell().mean) and math.isnan(Cell((1.0,)).deviation)
     assert Cell((1.0, 3.0)).mean == 2 and Cell((1.0, 3.0)).deviation == pytest.approx(2**0.5)

@@ -29,8 +29,9 @@ class Cell:
 
     @property
     def deviation(self) -> float:
-        """Of one seed it is not known."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else math.nan
+        """Of one seed it is not known, nor where something never happened."""
+        known = len(self.values) > 1 and all(map(math.isfinite, self.values))
+        return statistics.stdev(self.values) if known else math.nan
 
     def __str__(self) -> str:
         if not self.values:
