@@ -26,7 +26,7 @@ def draw(sheet: Sheet) -> Drawing | None:
     width = 4.7 if study.axis else 4.2 + 0.04 * max(map(len, rows))
     high = 3.5 if study.axis else 1.2 + 0.2 * len(rows) * max(map(len, groups))
     figure = look.figure(width * len(groups), high)
-    places = figure.subplots(1, len(groups), squeeze=False)[0]
+    places = figure.subplots(1, len(groups), squeeze=False, sharey=not study.axis)[0]
     for axes, group in zip(places, groups, strict=True):
         (_lines if study.axis else _bars)(axes, sheet, group)
     told = "; ".join(
@@ -99,7 +99,8 @@ def _bars(axes: Axes, sheet: Sheet, group: list[str]) -> None:
                 markersize=4, label=f"{column}, the paper's",
             )  # fmt: skip
     axes.set_yticks(range(len(titles)), titles)
-    axes.invert_yaxis()
+    axes.set_ylim(len(titles) - 0.5, -0.5)
+    axes.locator_params(axis="x", nbins=6)
     axes.grid(visible=False, axis="y")
     axes.set_title(_label(group))
     if len(group) > 1:

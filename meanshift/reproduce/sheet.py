@@ -116,7 +116,7 @@ class Sheet:
         lines = [f"| {' | '.join(cells)} |" for cells in [head, *rows]]
         lines.insert(1, "| --- |" + " --: |" * (len(head) - 1))
         claims = [f"- {c.text}: **{r.verdict}** ({r.why})." for c, r in self.rulings()]
-        best = [self.best()] if self.best() else []
+        best = ["", self.best()] if self.best() else []
         return "\n".join([f"### {self.study.title}", "", *lines, "", *claims, *best]) + "\n"
 
     def csv(self) -> str:
@@ -132,7 +132,9 @@ class Sheet:
 
 
 def _beside(cell: Cell) -> str:
-    return str(cell) + (f" ({cell.paper:g})" if cell.paper is not None else "")
+    if cell.paper is None:
+        return str(cell)
+    return f"{cell} ({cell.paper:.1f})" if cell.paper >= 10 else f"{cell} ({cell.paper:g})"
 
 
 def _number(value: float | None) -> str:
