@@ -38,8 +38,8 @@ class Cell:
             return "–"
         if math.inf in self.values:
             return f"in {sum(map(math.isfinite, self.values))} of {len(self.values)}"
-        digits = 1 if abs(self.mean) >= 1 else 3
-        beside = f" ± {self.deviation:.{digits}f}" if len(self.values) > 1 else ""
+        digits = 1 if abs(self.mean) >= 1 else 3 if abs(self.mean) >= 0.01 else 5
+        beside = f" ± {self.deviation:.{digits}f}" if self.deviation > 0 else ""
         return f"{self.mean:.{digits}f}{beside}"
 
 
