@@ -1,4 +1,4 @@
-"""One look for all figures: colours, type, mosaics of pictures, and files that are made alike."""
+"""One look for all figures and pages: colours, type, mosaics, and files that are made alike."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import itertools
 import statistics
 import warnings
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +27,7 @@ COLOURS = (
 )  # fmt: skip
 """Ten that differ in lightness as well as in hue; the pages have the same."""
 DPI = 160
+ASSETS = Path(__file__).parent / "assets"
 
 
 def figure(width: float, height: float) -> Figure:
@@ -142,6 +144,20 @@ def save(
             drawn.savefig(file, format=suffix[1:], dpi=DPI, metadata=told)
         files.append(target)
     return files
+
+
+def page(template: str, **given: Any) -> str:
+    """A page of `assets/`, whole in itself: styles and scripts are written into it."""
+    import jinja2
+
+    place = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(ASSETS), autoescape=True, undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    given |= {"version": metadata.version("meanshift")}
+    return place.get_template(template).render(
+        asset=lambda name: (ASSETS / name).read_text(), **given
+    )
 
 
 def thinned(

@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,10 @@ from meanshift import gallery
 from meanshift.config import differences, settings
 from meanshift.evaluate import NAMES
 from meanshift.journal import write_atomically
-from meanshift.look import thinned
+from meanshift.look import page, thinned
 from meanshift.recipes import command_for, nearest_recipe, recipe
 from meanshift.run import Lacking, Run, differing, is_number
 
-ASSETS = Path(__file__).parent / "assets"
 CURVES = {
     "loss": "Loss",
     "20-NN": "20-NN while training, %",
@@ -47,8 +45,6 @@ SPANS = {"20-NN": 10, "1-NN": 10, "purity": 0.1, "agreement": 0.1, "spread": 0.1
 
 def write_report(runs: Sequence[Run], out: Path, *, most: int = 1000) -> Path:
     """Write the page; `most` is how many pictures of each probe it carries."""
-    import jinja2
-
     sheets: dict[str, str] = {}
     pages = [_run(run, colour, sheets, most) for colour, run in enumerate(runs)]
     drawn = {
@@ -56,22 +52,17 @@ def write_report(runs: Sequence[Run], out: Path, *, most: int = 1000) -> Path:
         "curves": _curves(runs),
         "sheets": sheets,
     }
-    place = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(ASSETS), autoescape=True, undefined=jinja2.StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    page = place.get_template("report.html").render(
+    text = page(
+        "report.html",
         runs=pages,
         title=" and ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs",
         differing={name: list(map(_plain, values)) for name, values in differing(runs).items()},
         tables=_tables(runs),
         about=[(CURVES[name], text) for name, text in ABOUT.items()],
         drawn=json.dumps(drawn, allow_nan=False).replace("<", "\\u003c"),
-        asset=lambda name: (ASSETS / name).read_text(),
-        version=metadata.version("meanshift"),
     )
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, page.encode("utf-8", "replace").decode())  # file names may be any bytes
+    write_atomically(out, text.encode("utf-8", "replace").decode())  # file names may be any bytes
     return out
 
 

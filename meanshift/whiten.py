@@ -38,7 +38,8 @@ class Whitening(nn.Module):
         least = self.floor * spread.diagonal().mean()
         values, vectors = torch.linalg.eigh(spread)
         scale = (values.clamp_min(0) + least).rsqrt()
-        white = (rows - self.mean.to(rows)) @ (vectors * scale @ vectors.T).to(rows)
+        with torch.autocast(rows.device.type, enabled=False):
+            white = (rows - self.mean.to(rows)) @ (vectors * scale @ vectors.T).to(rows)
         return nn.functional.normalize(white, dim=1)
 
     def _see(self, rows: Tensor) -> None:

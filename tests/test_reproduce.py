@@ -230,7 +230,7 @@ def test_a_claim_of_collapse_needs_the_alarm_in_every_seed(epochs, verdict, why)
 def somewhere(scale, pictures=2_000_000):
     """A scale on pictures that need not be there."""
     config = recipe(SCALES[scale].recipe).with_overrides(SCALES[scale].changes)
-    return Base(scale, SCALES[scale], config, pictures, "test")
+    return Base(scale, SCALES[scale], config, pictures, 10, "test")
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -366,7 +366,19 @@ def test_the_last_bank_is_as_large_as_the_data(pictures):
     assert base.pictures == 179 and base.banks == (179,)
     assert somewhere("cpu", 45_000).banks == (*SCALES["cpu"].banks, 45_000)
     assert somewhere("cpu", 256).banks == (256,)
-    assert somewhere("paper").banks[-2:] == (128_000, 1_024_000)
+    assert somewhere("paper", 1_281_167).banks == SCALES["paper"].banks
+    assert somewhere("paper", 600).banks == (256, 600)
+
+
+def test_few_labels_are_those_that_there_are(tmp_path):
+    def words(pictures):
+        whole = Reproduction(["few-labels"], somewhere("cpu", pictures), tmp_path, 1)
+        return whole.jobs[0].judge["semi"]
+
+    assert words(1_000) == ("--cached",)
+    assert words(999) == ("--cached", "--fractions", "0.1")
+    with pytest.raises(ValueError, match="less than one of each of the 10 classes"):
+        words(99)
 
 
 def test_all_seeds_of_a_study_are_runs_and_the_first_of_all_comes_first(pictures, tmp_path):

@@ -67,6 +67,13 @@ def test_judging_leaves_the_statistics_alone():
     assert all(torch.equal(held, before[name]) for name, held in whiten.state_dict().items())
 
 
+def test_autocast_rounds_nothing():
+    rows, whiten = lopsided(64, seed=99), seen(20)
+    plain = whiten(rows)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(whiten(rows), plain) and plain.dtype == torch.float32
+
+
 def parts():
     """The statistics after three batches, of which each process has its part."""
     from meanshift import distributed

@@ -60,9 +60,7 @@ class Reproduction:
             if job is None:
                 job = self._job(variant.title, config)
                 self.jobs.append(job)
-            words = {"linear": self.base.scale.linear, "semi": self.base.scale.linear}
-            missing = [each for each in protocols(study.columns) if each not in job.judge]
-            job.judge |= {each: words.get(each, ()) for each in missing}
+            job.judge |= {each: self.base.judge(each) for each in protocols(study.columns)}
             self._by_row.setdefault((name, variant.title), []).append(job)
 
     def _job(self, title: str, config: Config) -> Job:

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,19 +116,29 @@ def work(jobs: Sequence[Job], out: Path, devices: Sequence[str]) -> None:
     (out / "logs").mkdir(parents=True, exist_ok=True)
     once = alone(out / ".lock", "is at work in it", "another --out")
     with once, caught() as asked, _View(jobs) as view:
-        waiting, logs = list(jobs), out / "logs"
-        lanes = [_lane(waiting, device, len(devices), logs, view) for device in devices]
-        while busy := [job for lane in lanes if (job := next(lane, None))]:
-            view.show(busy)
-            time.sleep(0.5)
-            if asked:  # before a run that had the same signal is taken for one that failed
-                for lane in lanes:
-                    lane.close()
-                raise Stopped(asked[0], 0)
+        waiting, running = list(jobs), list[subprocess.Popen[bytes]]()
+        share = max(1, (os.cpu_count() or 1) // len(devices)) if len(devices) > 1 else 0
+        lanes = [_lane(waiting, d, share, out / "logs", running, view) for d in devices]
+        try:
+            while busy := [job for lane in lanes if (job := next(lane, None))]:
+                view.show(busy)
+                time.sleep(0.5)
+                if asked:  # before a run that had the same signal is taken for one that failed
+                    raise Stopped(asked[0], 0)
+        finally:
+            for process in running:  # all at once; each saves itself
+                process.terminate()
+            for lane in lanes:
+                lane.close()
 
 
 def _lane(
-    waiting: list[Job], device: str, abreast: int, logs: Path, view: _View
+    waiting: list[Job],
+    device: str,
+    threads: int,
+    logs: Path,
+    running: list[subprocess.Popen[bytes]],
+    view: _View,
 ) -> Generator[Job, None, None]:
     """Job after job on one device; gives the present one for as long as its process runs."""
     while waiting:
@@ -140,9 +149,11 @@ def _lane(
                 idle = False
                 log = logs / f"{job.folder.name}.log"
                 before = log.stat().st_size if log.exists() else 0
-                with _process(command, log, abreast if device == "cpu" else 0) as process:
+                with _start(command, log, threads if device == "cpu" else 0) as process:
+                    running.append(process)
                     while process.poll() is None:
                         yield job
+                running.remove(process)
                 if process.returncode:
                     job.failure = _last_words(log, before, process.returncode)
                     break
@@ -151,28 +162,21 @@ def _lane(
         view.ended(job, quiet=idle and not job.failure)
 
 
-@contextmanager
-def _process(command: Sequence[str], log: Path, abreast: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A command of this program; it is stopped, and saves itself, when its lane closes."""
-    cores = (os.cpu_count() or 1) // max(1, abreast)
-    threads = {"OMP_NUM_THREADS": str(max(1, cores))} if abreast > 1 else {}
+def _start(command: Sequence[str], log: Path, threads: int) -> subprocess.Popen[bytes]:
+    """A command of this program as a process, with so many threads unless the user says."""
+    share = {"OMP_NUM_THREADS": str(threads)} if threads else {}
     with log.open("ab") as file:
         file.write(f"\n$ {shlex.join(['meanshift', *command])}\n".encode())
         file.flush()
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-m", "meanshift", *command],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
-            env={**threads, **os.environ},
+            env={**share, **os.environ},
             start_new_session=True,  # Ctrl-C is for us; we hand it on once
             preexec_fn=_die_with_parent if sys.platform == "linux" else None,
         )
-        try:
-            yield process
-        finally:
-            process.terminate()
-            process.wait()
 
 
 def _die_with_parent() -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meanshift.journal import write_atomically
-from meanshift.look import DPI
+from meanshift.look import DPI, page
 from meanshift.recipes import command_for
 from meanshift.reproduce.jobs import Job
 from meanshift.reproduce.sheet import CHOSEN_BY, Sheet
@@ -18,20 +17,13 @@ from meanshift.run import Run
 if TYPE_CHECKING:
     from meanshift.reproduce import Reproduction
 
-_ASSETS = Path(__file__).parents[1] / "assets"
-
 
 def write(
     whole: Reproduction, sheets: Sequence[Sheet], pictures: Mapping[str, tuple[Path, str]]
 ) -> Path:
     """Write `reproduce.html` beside the tables."""
-    import jinja2
-
-    place = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_ASSETS), autoescape=True, undefined=jinja2.StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    text = place.get_template("reproduce.html").render(
+    text = page(
+        "reproduce.html",
         title=f"Mean Shift, reproduced at scale {whole.base.name}",
         summary=_summary(whole),
         failed=[(job.title, job.failure) for job in whole.jobs if job.failure],
@@ -40,8 +32,6 @@ def write(
         runs=[_run(job) for job in whole.jobs],
         chosen_by=CHOSEN_BY,
         command=whole.command(),
-        asset=lambda name: (_ASSETS / name).read_text(),
-        version=metadata.version("meanshift"),
     )
     out = whole.out / "reproduce.html"
     write_atomically(out, text)

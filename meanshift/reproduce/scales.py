@@ -92,6 +92,7 @@ class Base:
     scale: Scale
     config: Config
     pictures: int
+    classes: int
     split: str
     """the labelled split that figures are of; "" is the cut held out from training"""
 
@@ -116,14 +117,31 @@ class Base:
         splits = dict(open_source(source))
         judged = [part for part in ("test", "val") if part in splits and splits[part].labelled]
         cut = isinstance(config.data.held_out, float)
-        return Base(name, scale, config, len(train), judged[0] if cut and judged else "")
+        part = judged[0] if cut and judged else ""
+        return Base(name, scale, config, len(train), len(train.classes), part)
 
     @property
     def banks(self) -> tuple[int, ...]:
         """The sizes of bank to try: the scale's, and as many rows as there are pictures."""
         least = max(self.config.train.batch_size, self.config.method.k)
-        below = [size for size in self.scale.banks if least <= size < self.pictures]
-        return (*below, max(least, self.pictures)) if self.name != "paper" else self.scale.banks
+        sizes = [size for size in self.scale.banks if least <= size < self.pictures]
+        if not sizes or sizes[-1] < self.pictures / 2:  # the paper's million is its data's size
+            sizes.append(max(least, self.pictures))
+        return tuple(sizes)
+
+    def judge(self, protocol: str) -> tuple[str, ...]:
+        """The words of `meanshift evaluate` for a protocol."""
+        if protocol == "knn":
+            return ()
+        few = [share for share in (0.01, 0.1) if share * self.pictures >= self.classes]
+        if protocol == "linear" or len(few) == 2:
+            return self.scale.linear
+        if not few:
+            raise ValueError(
+                f"few-labels: a tenth of {self.pictures} pictures is less than one of each of the "
+                f"{self.classes} classes; leave it out, or give more pictures"
+            )
+        return (*self.scale.linear, "--fractions", *map(str, few))
 
     def study(self, name: str) -> Study:
         """A study at this scale."""
