@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms as T
 
 from meanshift.config import Views
-from meanshift.encoder import mlp
-from meanshift.pixels import DEVIATION, MEAN
+from meanshift.models.encoder import mlp
+from meanshift.ops.image import DEVIATION, MEAN
 
 Transform = Callable[[Image.Image], Tensor]
 

@@ -16,12 +16,12 @@ from torchvision.datasets import ImageFolder
 from benchmarks import authors
 from benchmarks.apart import Apart
 from benchmarks.table import Row, by_turns, over
-from meanshift.augment import TwoViews
 from meanshift.config import Views
 from meanshift.data import open_source
 from meanshift.data.loader import batches
 from meanshift.data.packed import pack
-from meanshift.memory import keep_memory
+from meanshift.runtime.malloc import keep_memory
+from meanshift.transforms.augment import TwoViews
 
 SIZE, BATCH, WORKERS = 224, 256, 2
 

@@ -11,11 +11,11 @@ from typing import Any
 from benchmarks.apart import Apart
 from benchmarks.table import Row
 from benchmarks.training import HALF
-from meanshift import look
-from meanshift.bench.laps import Laps
-from meanshift.bench.step import Contender
 from meanshift.config import Config
-from meanshift.memory import keep_memory
+from meanshift.reproduce.laps import Laps
+from meanshift.reproduce.step import Contender
+from meanshift.runtime.malloc import keep_memory
+from meanshift.viz import style
 
 AXES: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
     "bank, rows": ("method.bank_size", (4_096, 16_384, 65_536, 262_144, 1_048_576), {}),
@@ -64,7 +64,7 @@ def exponent(measured: list[tuple[int, float]]) -> float:
 
 def draw(measured: dict[str, list[Point]], out: Path) -> None:
     """Both parts by each axis, as multiples of the smallest step of the panel."""
-    figure = look.figure(10.0, 3.2)
+    figure = style.figure(10.0, 3.2)
     told = []
     for axes, (name, held) in zip(figure.subplots(1, 3), measured.items(), strict=True):
         least = min(step for _, step, _ in held)
@@ -72,7 +72,7 @@ def draw(measured: dict[str, list[Point]], out: Path) -> None:
             x, y = [p[0] for p in held], [p[which] / least for p in held]
             slope = exponent([(p[0], p[which]) for p in held[-4:]])
             label = f"{part}: exponent {slope:.2f}"
-            axes.loglog(x, y, "o-", color=look.COLOURS[colour], markersize=4, label=label)
+            axes.loglog(x, y, "o-", color=style.COLOURS[colour], markersize=4, label=label)
             told.append(f"{name}, {label}")
         axes.set(xlabel=name, title=f"by {name.split(',')[0]}")
         axes.set_xticks(x[::2], [f"{v // 1024:,}k" if v >= 4096 else f"{v}" for v in x[::2]])
@@ -82,5 +82,5 @@ def draw(measured: dict[str, list[Point]], out: Path) -> None:
         low, high = axes.get_ylim()
         axes.set_ylim(low, high * 6)  # room for the legend
     figure.axes[0].set_ylabel("time / that of the panel's smallest step")
-    look.save(figure, out / "growth", title="How a training step grows",
+    style.save(figure, out / "growth", title="How a training step grows",
               text="; ".join(told), suffixes=(".png",))  # fmt: skip

@@ -12,14 +12,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.table import Row, by_turns, installed, over, timed
-from meanshift.augment import TwoViews
-from meanshift.bench.step import STEP
 from meanshift.config import Views
 from meanshift.data import open_source
-from meanshift.encoder import build_backbone
-from meanshift.evaluate.cluster import kmeans
-from meanshift.evaluate.knn import neighbours
-from meanshift.probe import Recipe, Standardise, cached_stream, train_layers
+from meanshift.evaluation.cluster import kmeans
+from meanshift.evaluation.knn import neighbours
+from meanshift.evaluation.linear_probe import (
+    Recipe,
+    Standardise,
+    cached_stream,
+    train_layers,
+)
+from meanshift.models.encoder import build_backbone
+from meanshift.reproduce.step import STEP
+from meanshift.transforms.augment import TwoViews
 
 PICTURES, QUERIES, WIDTH, CLASSES, K = 50_000, 10_000, 512, 100, 20
 CLUSTERED = 20_000

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from benchmarks.apart import Apart
 from benchmarks.table import Row
 from benchmarks.training import HALF
-from meanshift.bench.laps import Laps
-from meanshift.bench.step import Contender
 from meanshift.config import Config
-from meanshift.memory import keep_memory
+from meanshift.reproduce.laps import Laps
+from meanshift.reproduce.step import Contender
+from meanshift.runtime.malloc import keep_memory
 
 NAMES = {
     "half width, bank 65,536": HALF,

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.table import Row, describe
-from meanshift.journal import environment, write_atomically
-from meanshift.machine import pick_precision
+from meanshift.runtime.device import pick_precision
+from meanshift.runtime.run_directory import environment, write_atomically
 
 
 def run(

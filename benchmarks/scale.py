@@ -18,12 +18,12 @@ import torch
 
 from benchmarks.table import Row
 from benchmarks.training import HALF
-from meanshift import distributed
 from meanshift.config import Config
-from meanshift.machine import autocast, pick_precision
-from meanshift.memory import keep_memory
-from meanshift.norm import synchronised
-from meanshift.train import build_method
+from meanshift.models.sync_batch_norm import synchronised
+from meanshift.runtime import distributed
+from meanshift.runtime.device import autocast, pick_precision
+from meanshift.runtime.malloc import keep_memory
+from meanshift.training.loop import build_method
 
 CONFIG = HALF.with_overrides({"train.batch_size": 64, "method.bank_size": 16_384})
 WORLDS = (1, 2, 4)
@@ -206,7 +206,7 @@ def work(config: Config, rounds: int) -> dict[str, Any]:
 
 def _found(method: Any, u: torch.Tensor) -> torch.Tensor:
     """The neighbours' mean, of as many comparisons as a process makes in a step."""
-    from meanshift.search import settled
+    from meanshift.ops.topk import settled
 
     bank, world = method.bank, distributed.world_size()
     queries = u.float().repeat(world, 1) if bank.sharded else u.float()

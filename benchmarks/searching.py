@@ -12,10 +12,10 @@ from benchmarks import authors
 from benchmarks.apart import Apart
 from benchmarks.memory import reset_peak, resident
 from benchmarks.table import Row, by_turns, installed, over, timed
-from meanshift.bank import MemoryBank
-from meanshift.memory import keep_memory
 from meanshift.methods import MeanShift
-from meanshift.search import CHUNK_BYTES, nearest
+from meanshift.methods.memory_bank import MemoryBank
+from meanshift.ops.topk import CHUNK_BYTES, nearest
+from meanshift.runtime.malloc import keep_memory
 
 QUERIES, DIM, K = 256, 512, 5
 MIDDLE, LARGE = 128_000, 1_024_000

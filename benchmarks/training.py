@@ -14,14 +14,14 @@ from torch.nn import functional as F
 from benchmarks import authors
 from benchmarks.apart import Apart
 from benchmarks.table import Row, by_turns, over
-from meanshift.bench.laps import Laps
-from meanshift.bench.step import STEP, Contender
 from meanshift.config import Config
 from meanshift.data import Source, open_source
 from meanshift.data.loader import Batch, batches
-from meanshift.encoder import Encoder
-from meanshift.machine import autocast, pick_precision
-from meanshift.memory import keep_memory
+from meanshift.models.encoder import Encoder
+from meanshift.reproduce.laps import Laps
+from meanshift.reproduce.step import STEP, Contender
+from meanshift.runtime.device import autocast, pick_precision
+from meanshift.runtime.malloc import keep_memory
 
 HALF = replace(STEP, encoder=replace(STEP.encoder, stem="small-stride2", width=0.5))
 LARGE = STEP.with_overrides(

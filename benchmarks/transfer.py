@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from meanshift.bench.laps import Laps
-from meanshift.logistic import PENALTIES, Layer, Problem
+from meanshift.ops.logistic_regression import PENALTIES, Layer, Problem
+from meanshift.reproduce.laps import Laps
 
 
 def bench_transfer(

@@ -12,10 +12,10 @@ from PIL import Image
 from benchmarks import authors, files
 from benchmarks.apart import Apart
 from benchmarks.table import Row, by_turns, installed, over, timed
-from meanshift.augment import TwoViews
 from meanshift.config import Views
 from meanshift.data import open_source
-from meanshift.memory import keep_memory
+from meanshift.runtime.malloc import keep_memory
+from meanshift.transforms.augment import TwoViews
 
 BATCH = 256
 

@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meanshift.bank import MemoryBank
     from meanshift.config import Config
+    from meanshift.methods.memory_bank import MemoryBank
     from meanshift.methods.msf import MeanShift
-    from meanshift.train import pretrain
-    from meanshift.weights import load_encoder
+    from meanshift.models.weights import load_encoder
+    from meanshift.training.loop import pretrain
 
 __version__ = "0.1.0"
 __all__ = ["Config", "MeanShift", "MemoryBank", "__version__", "load_encoder", "pretrain"]
@@ -21,9 +21,9 @@ __all__ = ["Config", "MeanShift", "MemoryBank", "__version__", "load_encoder", "
 _HOMES = {
     "Config": "meanshift.config",
     "MeanShift": "meanshift.methods.msf",
-    "MemoryBank": "meanshift.bank",
-    "load_encoder": "meanshift.weights",
-    "pretrain": "meanshift.train",
+    "MemoryBank": "meanshift.methods.memory_bank",
+    "load_encoder": "meanshift.models.weights",
+    "pretrain": "meanshift.training.loop",
 }
 
 

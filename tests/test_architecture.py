@@ -159,13 +159,13 @@ def test_the_checker_sees_each_kind_of_wrong_arrow(tmp_path):
     fake = fake_package(
         tmp_path,
         {
-            "bank.py": "def f():\n    from meanshift.train import pretrain\n",
-            "augment.py": "import meanshift.encoder\n",
+            "bank.py": "def f():\n    from meanshift.training.loop import pretrain\n",
+            "augment.py": "import meanshift.models.encoder\n",
             "health.py": "from meanshift import config\n",
             "optim.py": "from meanshift import MeanShift\n",
             "shed.py": "import os\n",
-            "evaluate/linear.py": "from meanshift.evaluate.knn import vote\n",
-            "evaluate/knn.py": "from meanshift.evaluate import card\n",
+            "evaluate/linear.py": "from meanshift.evaluation.knn import vote\n",
+            "evaluate/knn.py": "from meanshift.evaluation import card\n",
         },
     )
     assert wrong_arrows(fake) == [
@@ -183,7 +183,7 @@ def test_the_checker_lets_right_arrows_pass(tmp_path):
         tmp_path,
         {
             "train.py": "import torch\nfrom meanshift import config, health\n",
-            "cli.py": "from meanshift import __version__\nfrom meanshift.train import pretrain\n",
+            "cli.py": "from meanshift import __version__\nfrom meanshift.training.loop import pretrain\n",
             "data/loader.py": "from meanshift.data.source import Source\n",
             "data/source.py": "",
         },

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from meanshift import __version__
-from meanshift.cli import judging, packing, repeating, seeing, showing, training
+from meanshift.cli import judging, packing, pretrain, repeating, seeing, showing
 from meanshift.cli.speaking import complain, refuse_many, say
-from meanshift.memory import keep_memory
+from meanshift.runtime.malloc import keep_memory
 
 Command = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
 """How a file of commands adds one: its name, what runs it, its help."""
@@ -78,6 +78,6 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run, command=name, processes=False)
         return added
 
-    for part in (training, packing, judging, seeing, repeating, showing):
+    for part in (pretrain, packing, judging, seeing, repeating, showing):
         part.add(command)
     return parser

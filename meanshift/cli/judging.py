@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from meanshift.cli.reading import add_reading, home_of, reading
 from meanshift.cli.speaking import Shared, processes, rank, say
 from meanshift.cli.transferring import add_transferring, detect, transfer
-from meanshift.evaluate import NAMES
+from meanshift.evaluation import NAMES
 
 if TYPE_CHECKING:
     from meanshift.cli import Command
@@ -129,8 +129,8 @@ def _joined(given: argparse.Namespace) -> AbstractContextManager[None]:
     """Several processes find each other once, whatever they do then."""
     if processes() == 1:
         return nullcontext()
-    from meanshift.distributed import joined, own_device
-    from meanshift.machine import pick_device
+    from meanshift.runtime.device import pick_device
+    from meanshift.runtime.distributed import joined, own_device
 
     return joined(own_device(pick_device(given.device)))
 
@@ -169,13 +169,13 @@ def _judge(given: argparse.Namespace, names: list[str], specs: list[str]) -> Non
     """The protocols on the pictures of one source."""
     import importlib
 
-    from meanshift.console import table
-    from meanshift.distributed import own_device, together
-    from meanshift.evaluate.linear import SWEEP
-    from meanshift.machine import pick_device
-    from meanshift.probe import Recipe
-    from meanshift.subject import Subject
-    from meanshift.weights import load_weights
+    from meanshift.evaluation.context import Subject
+    from meanshift.evaluation.linear import SWEEP
+    from meanshift.evaluation.linear_probe import Recipe
+    from meanshift.models.weights import load_weights
+    from meanshift.runtime.device import pick_device
+    from meanshift.runtime.distributed import own_device, together
+    from meanshift.training.console import table
 
     layer = Recipe.of(given.epochs, 0.01 if given.lr is None else given.lr)
     sweep = () if given.sweep is None else tuple(given.sweep) or SWEEP
@@ -207,7 +207,7 @@ def _judge(given: argparse.Namespace, names: list[str], specs: list[str]) -> Non
         first = first or subject
         say(f"{spec}: {weights.title}; {subject.data}: {subject.split}")
         for name in names:
-            protocol = importlib.import_module(f"meanshift.evaluate.{name}")
+            protocol = importlib.import_module(f"meanshift.evaluation.{name}")
             result = protocol.evaluate(subject, **options[name])
             figures[name][spec] = result.figures
             if rank() == 0:
@@ -217,10 +217,10 @@ def _judge(given: argparse.Namespace, names: list[str], specs: list[str]) -> Non
 
 
 def _embed(given: argparse.Namespace) -> int:
-    from meanshift.distributed import own_device, together
-    from meanshift.embed import embed
-    from meanshift.machine import pick_device
-    from meanshift.weights import load_weights
+    from meanshift.evaluation.embed import embed
+    from meanshift.models.weights import load_weights
+    from meanshift.runtime.device import pick_device
+    from meanshift.runtime.distributed import own_device, together
 
     how = reading(given) | {"device": str(own_device(pick_device(given.device)))}
     with _joined(given):
@@ -236,7 +236,7 @@ def _embed(given: argparse.Namespace) -> int:
 
 
 def _export(given: argparse.Namespace) -> int:
-    from meanshift.weights import export, load_weights
+    from meanshift.models.weights import export, load_weights
 
     print(f"exported: {export(load_weights(given.weights), given.out)}")
     return 0

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meanshift.fields import need
+from meanshift.config.parsing import need
 
 if TYPE_CHECKING:
     from meanshift.cli import Command

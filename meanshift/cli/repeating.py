@@ -43,10 +43,10 @@ def add(command: Command) -> None:
 
 
 def _reproduce(given: argparse.Namespace) -> int:
-    from meanshift.machine import pick_device
     from meanshift.reproduce import STUDIES, Reproduction
     from meanshift.reproduce.scales import Base
-    from meanshift.signals import Stopped
+    from meanshift.runtime.device import pick_device
+    from meanshift.runtime.signals import Stopped
 
     names = list(STUDIES) if "all" in given.names else given.names
     own = {"train.device": given.devices[0]} if given.devices else {}

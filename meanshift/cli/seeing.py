@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meanshift.fields import need
-from meanshift.figures import NAMES
+from meanshift.config.parsing import need
+from meanshift.viz.figures import NAMES
 
 if TYPE_CHECKING:
     from meanshift.cli import Command
@@ -55,8 +55,8 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
 
 
 def _figures(given: argparse.Namespace) -> int:
-    from meanshift.figures import Choices, draw_figures
-    from meanshift.run import open_runs
+    from meanshift.viz.figures import Choices, draw_figures
+    from meanshift.viz.run_reader import open_runs
 
     for name in ("rows", "columns"):
         need(0 <= getattr(given, name) <= 1000, f"--{name}", getattr(given, name), "1 to 1000")
@@ -87,8 +87,8 @@ def _above(folders: list[Path]) -> Path:
 
 
 def _report(given: argparse.Namespace) -> int:
-    from meanshift.report import page_name, write_report
-    from meanshift.run import Lacking, open_runs
+    from meanshift.viz.report.page import page_name, write_report
+    from meanshift.viz.run_reader import Lacking, open_runs
 
     if given.out is not None and given.out.is_dir():
         raise ValueError(f"--out: {given.out} is a folder; need a file, as {given.out}/report.html")
@@ -105,7 +105,7 @@ def _report(given: argparse.Namespace) -> int:
 
 def _explore(given: argparse.Namespace) -> int:
     print(f"opening {given.run_directory} ...", file=sys.stderr, flush=True)
-    from meanshift.explore import serve
+    from meanshift.viz.explorer import serve
 
     serve(
         given.run_directory,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from meanshift.cli.settings import add_settings, configure
 from meanshift.config import HARMLESS, Config, differences
-from meanshift.recipes import RECIPES, describe
+from meanshift.config.recipes import RECIPES, describe
 
 if TYPE_CHECKING:
     from meanshift.cli import Command
@@ -90,9 +90,9 @@ def _bench(given: argparse.Namespace) -> int:
 
 
 def _bench_alone(given: argparse.Namespace, name: str, more: list[str]) -> int:
-    from meanshift.bench.cost import bench_cost, describe_cost
-    from meanshift.bench.step import STEP, bench_step
-    from meanshift.journal import Journal
+    from meanshift.reproduce.cost import bench_cost, describe_cost
+    from meanshift.reproduce.step import STEP, bench_step
+    from meanshift.runtime.run_directory import Journal
 
     if any(option is not None for option in (given.out, given.photos, given.features)):
         raise ValueError(

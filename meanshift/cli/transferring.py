@@ -36,11 +36,11 @@ def add_transferring(parser: argparse.ArgumentParser) -> None:
 
 def transfer(given: argparse.Namespace, specs: list[str]) -> None:
     """The ten datasets of the paper, as far as they are there, and others by name."""
-    from meanshift.console import table
-    from meanshift.data.ten import NotThere, open_task, task_of
-    from meanshift.evaluate import transfer as protocol
-    from meanshift.subject import Judged
-    from meanshift.weights import load_weights
+    from meanshift.data.transfer_datasets import NotThere, open_task, task_of
+    from meanshift.evaluation import transfer as protocol
+    from meanshift.evaluation.context import Judged
+    from meanshift.models.weights import load_weights
+    from meanshift.training.console import table
 
     seed, root = given.seed or 0, given.root
     chosen, added = _tasks(given)
@@ -76,7 +76,7 @@ def transfer(given: argparse.Namespace, specs: list[str]) -> None:
 
 def _tasks(given: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     """Which of the ten, in the paper's order, and which sources by name."""
-    from meanshift.data.ten import NAMES as ten
+    from meanshift.data.transfer_datasets import NAMES as ten
 
     words = [word for part in given.only or [] for word in part.split(",") if word]
     unknown = [word for word in words if word not in ten]
@@ -107,14 +107,14 @@ def _tasks(given: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
 
 def detect(given: argparse.Namespace, specs: list[str]) -> None:
     """VOC detection, in as many processes as `torchrun` starts."""
-    from meanshift.console import table
     from meanshift.data.voc import LAYOUT, read_voc
-    from meanshift.detector import Recipe
-    from meanshift.distributed import joined, own_device, rank
-    from meanshift.evaluate import detect as protocol
-    from meanshift.machine import pick_device
-    from meanshift.subject import Judged
-    from meanshift.weights import load_weights
+    from meanshift.evaluation.context import Judged
+    from meanshift.evaluation.detection import evaluate as protocol
+    from meanshift.evaluation.detection.model import Recipe
+    from meanshift.models.weights import load_weights
+    from meanshift.runtime.device import pick_device
+    from meanshift.runtime.distributed import joined, own_device, rank
+    from meanshift.training.console import table
 
     if given.root is None:
         raise ValueError(f"detect: where are the pictures? say --root VOCDEVKIT; {LAYOUT}")

@@ -13,7 +13,15 @@ from typing import Any
 
 import torch
 
-from meanshift.data import arrays, folder, hub, named, packed, sample, shards
+from meanshift.data import (
+    arrays,
+    folder,
+    huggingface,
+    packed,
+    sample,
+    shards,
+    torchvision_datasets,
+)
 from meanshift.data.labels import is_table, read_labels
 from meanshift.data.source import Cut, Source, Unreadable, hold_out, known, stratified
 
@@ -55,14 +63,14 @@ def open_source(spec: str, *, labels: Path | None = None) -> Mapping[str, Source
         return found
     if path.suffix in (".npy", ".npz") and path.is_file():
         return arrays.read_arrays(path)
-    if spec.lower() in named.NAMES:
-        return named.read_named(spec.lower())
+    if spec.lower() in torchvision_datasets.NAMES:
+        return torchvision_datasets.read_named(spec.lower())
     what = "a file that is neither .npz nor .npy nor .tar" if path.exists() else "nothing there"
     raise ValueError(
         f"{spec}: {what}; need a folder of pictures, an .npz or .npy file, tar shards (a folder, "
         f"photos-*.tar, https://host/photos-{{000..012}}.tar), a Hugging Face dataset (hf:NAME, "
         f"hf:PATH, hf+stream:NAME, hf+stream:FILES.parquet), `sample`, or one of "
-        f"{', '.join(named.NAMES)}"
+        f"{', '.join(torchvision_datasets.NAMES)}"
     )
 
 
@@ -82,7 +90,7 @@ def _open_mapped(spec: str) -> dict[str, Source]:
     try:
         import datasets
     except ImportError:
-        raise ValueError(f"{spec}: {hub.missing('datasets')}") from None
+        raise ValueError(f"{spec}: {huggingface.missing('datasets')}") from None
     rest = spec.partition(":")[2]
     path = Path(rest).expanduser()
     try:
@@ -102,14 +110,15 @@ def _open_mapped(spec: str) -> dict[str, Source]:
             f"or the path of a folder made by save_to_disk or of Parquet files"
         ) from None
     parts = dict(found) if isinstance(found, dict) else {"train": found}
-    named = {shards.split_of(split) or split: part for split, part in parts.items()}
-    if len(named) == 1:
-        named = {"train": next(iter(named.values()))}
-    if "train" not in named:
+    by_split = {shards.split_of(split) or split: part for split, part in parts.items()}
+    if len(by_split) == 1:
+        by_split = {"train": next(iter(by_split.values()))}
+    if "train" not in by_split:
         raise ValueError(f"{spec}: has the splits {', '.join(parts)}; need one named train")
-    first = [split for split in ("train", "val", "test") if split in named]
+    first = [split for split in ("train", "val", "test") if split in by_split]
     return {
-        split: hub.HubSource(named[split], name=spec) for split in dict.fromkeys([*first, *named])
+        split: huggingface.HubSource(by_split[split], name=spec)
+        for split in dict.fromkeys([*first, *by_split])
     }
 
 
@@ -121,9 +130,12 @@ def _open_streamed(spec: str) -> dict[str, Source]:
         if shards.is_remote(rest) or rest.endswith(".parquet") or Path(rest).expanduser().exists():
             raise ValueError(f"{spec}: no Parquet file there; need files that end in .parquet")
         name, _, config = rest.partition(":")
-        parts, reach = _by_split(hub.hub_files(name, config, spec), spec, below=Path()), hub.HubFile
+        parts, reach = (
+            _by_split(huggingface.hub_files(name, config, spec), spec, below=Path()),
+            huggingface.HubFile,
+        )
     return {
-        split: hub.StreamedSource([reach(file) for file in files], name=spec)
+        split: huggingface.StreamedSource([reach(file) for file in files], name=spec)
         for split, files in parts.items()
     }
 

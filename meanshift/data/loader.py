@@ -12,8 +12,8 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from meanshift import distributed, keyed
 from meanshift.data.source import Source, Unreadable
+from meanshift.runtime import distributed, rng
 
 
 @dataclass
@@ -159,7 +159,7 @@ class _Reader(Dataset[Batch]):
             return index, self.source.read(index)
         except Unreadable as error:
             bad.append((error.title, error.why))
-        stand_ins = keyed.bits(self.seed, 0, torch.tensor([index]), keyed.REPLACEMENT, 64)[0]
+        stand_ins = rng.bits(self.seed, 0, torch.tensor([index]), rng.REPLACEMENT, 64)[0]
         for candidate in (stand_ins % len(self.source)).tolist():
             try:
                 return candidate, self.source.read(candidate)

@@ -25,8 +25,8 @@ from torchvision.transforms.v2 import functional as TF
 
 from meanshift.data.loader import leave_signals_to_the_run, served
 from meanshift.data.source import Source, Unreadable
-from meanshift.journal import alone, whole_file
-from meanshift.progress import progress
+from meanshift.runtime.progress import progress
+from meanshift.runtime.run_directory import alone, whole_file
 
 _FORMAT = "meanshift pack 1"
 _FINISHED, _UNFINISHED = "pack.json", "unfinished.json"

@@ -29,8 +29,8 @@ from torch import Tensor
 
 from meanshift.data.decode import SUFFIXES, read_picture
 from meanshift.data.source import Source
-from meanshift.journal import write_atomically
-from meanshift.progress import progress
+from meanshift.runtime.progress import progress
+from meanshift.runtime.run_directory import write_atomically
 
 WAITS = (0.5, 1.0, 2.0, 4.0)
 """Seconds before each further try of a request that failed."""

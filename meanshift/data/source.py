@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from meanshift import keyed
+from meanshift.runtime import rng
 
 
 class Unreadable(Exception):
@@ -65,7 +65,7 @@ class Source(ABC):
 
     def order(self, seed: int, epoch: int) -> Int[Tensor, " n"]:
         """The order in which an epoch visits the pictures: a pure function of its address."""
-        return keyed.order(seed, epoch, len(self))
+        return rng.order(seed, epoch, len(self))
 
     def take(self, indices: Int[Tensor, " m"]) -> Cut:
         """The same pictures, only these, in this order."""
@@ -121,7 +121,7 @@ class Cut(Source):
     def order(self, seed: int, epoch: int) -> Int[Tensor, " n"]:
         """Its own, or where the whole has blocks, the whole's without the others' pictures."""
         if not self.blockwise:
-            return keyed.order(seed, epoch, len(self))
+            return rng.order(seed, epoch, len(self))
         return self.whole.order(seed, epoch).argsort()[self.indices].argsort(stable=True)
 
     def fingerprint(self) -> str:
@@ -142,10 +142,10 @@ def order_by_blocks(
     The blocks are shuffled, every `window` neighbours of them make a group, and each group's
     pictures are shuffled together.
     """
-    place = keyed.order(seed, epoch, len(sizes)).argsort()
+    place = rng.order(seed, epoch, len(sizes)).argsort()
     group = (place // window).repeat_interleave(sizes)
     # The second word: the first one of an equal number has already placed a block.
-    rank = keyed.bits(seed, epoch, torch.arange(len(group)), keyed.ORDER, 2)[:, 1]
+    rank = rng.bits(seed, epoch, torch.arange(len(group)), rng.ORDER, 2)[:, 1]
     mixed = rank.argsort(stable=True)
     return mixed[group[mixed].argsort(stable=True)]
 
@@ -195,7 +195,7 @@ def stratified(labels: Int[Tensor, " n"], count: int, *, seed: int) -> Int[Tenso
         quota[(share - quota).masked_fill(quota >= members, -torch.inf).argmax()] += 1
     while int(quota.sum()) > count:  # many tiny classes took more than their share
         quota[(share - quota).masked_fill(quota <= 1, torch.inf).argmin()] -= 1
-    rank = keyed.uniform(seed, 0, torch.arange(len(labels)), keyed.SPLIT, 1)[:, 0]
+    rank = rng.uniform(seed, 0, torch.arange(len(labels)), rng.SPLIT, 1)[:, 0]
     chosen = []
     for label, size in zip(classes, quota.tolist(), strict=True):
         inside = (labels == label).nonzero()[:, 0]
@@ -205,7 +205,7 @@ def stratified(labels: Int[Tensor, " n"], count: int, *, seed: int) -> Int[Tenso
 
 def hold_out(source: Source, share: float, *, seed: int) -> tuple[Cut, Cut]:
     """Cut a source in two, keeping the proportions of its classes: (the rest, the share)."""
-    rank = keyed.uniform(seed, 0, torch.arange(len(source)), keyed.SPLIT, 1)[:, 0]
+    rank = rng.uniform(seed, 0, torch.arange(len(source)), rng.SPLIT, 1)[:, 0]
     labels = torch.zeros(len(source), dtype=torch.int64) if source.labels is None else source.labels
     held = torch.zeros(len(source), dtype=torch.bool)
     for label in labels.unique():

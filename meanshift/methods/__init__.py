@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from meanshift import config
-from meanshift.encoder import Encoder
 from meanshift.methods.msf import MeanShift
+from meanshift.models.encoder import Encoder
 
 __all__ = ["MeanShift", "build"]
 

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from meanshift import distributed
-from meanshift.bank import MemoryBank
-from meanshift.encoder import mlp
-from meanshift.whiten import Whitening
+from meanshift.methods.memory_bank import MemoryBank
+from meanshift.methods.whitening import Whitening
+from meanshift.models.encoder import mlp
+from meanshift.runtime import distributed
 
 
 @dataclass(frozen=True)

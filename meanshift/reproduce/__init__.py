@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from meanshift.bench.cost import bench_cost
 from meanshift.config import Config, differences
-from meanshift.figures import draw_figures
-from meanshift.journal import write_atomically
-from meanshift.look import save
 from meanshift.reproduce import jobs, page
 from meanshift.reproduce.claims import Cell
+from meanshift.reproduce.cost import bench_cost
 from meanshift.reproduce.drawing import draw
 from meanshift.reproduce.jobs import Job, same
 from meanshift.reproduce.scales import SCALES, Base
 from meanshift.reproduce.sheet import Sheet, protocols
 from meanshift.reproduce.studies import STUDIES, Study
+from meanshift.runtime.run_directory import write_atomically
+from meanshift.viz.figures import draw_figures
+from meanshift.viz.style import save
 
 __all__ = ["SCALES", "STUDIES", "Reproduction"]
 

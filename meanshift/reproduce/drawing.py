@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from meanshift import look
-from meanshift.figures import Drawing
 from meanshift.reproduce.claims import Cell
 from meanshift.reproduce.sheet import Sheet
+from meanshift.viz import style
+from meanshift.viz.figures import Drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +25,7 @@ def draw(sheet: Sheet) -> Drawing | None:
     groups = _groups(columns)
     width = 4.7 if study.axis else 4.2 + 0.04 * max(map(len, rows))
     high = 3.5 if study.axis else 1.2 + 0.2 * len(rows) * max(map(len, groups))
-    figure = look.figure(width * len(groups), high)
+    figure = style.figure(width * len(groups), high)
     places = figure.subplots(1, len(groups), squeeze=False, sharey=not study.axis)[0]
     for axes, group in zip(places, groups, strict=True):
         (_lines if study.axis else _bars)(axes, sheet, group)
@@ -60,7 +60,7 @@ def _label(group: list[str]) -> str:
 
 def _lines(axes: Axes, sheet: Sheet, group: list[str]) -> None:
     rows = [(v.at or 0, sheet.table[v.title]) for v in sheet.study.variants]
-    for colour, column in zip(look.COLOURS, group, strict=False):
+    for colour, column in zip(style.COLOURS, group, strict=False):
         seen = [(at, cells[column]) for at, cells in rows if cells[column].values]
         paper = [(at, p) for at, cells in rows if (p := cells[column].paper) is not None]
         axes.errorbar(
@@ -71,7 +71,7 @@ def _lines(axes: Axes, sheet: Sheet, group: list[str]) -> None:
         )  # fmt: skip
         if paper:
             axes.plot(
-                *zip(*paper, strict=True), "o--", color=colour, markerfacecolor=look.PAPER,
+                *zip(*paper, strict=True), "o--", color=colour, markerfacecolor=style.PAPER,
                 lw=1, markersize=4, label=f"{column}, the paper's",
             )  # fmt: skip
     axes.set_xscale("log")
@@ -86,7 +86,7 @@ def _lines(axes: Axes, sheet: Sheet, group: list[str]) -> None:
 def _bars(axes: Axes, sheet: Sheet, group: list[str]) -> None:
     titles = [variant.title for variant in sheet.study.variants]
     thick = 0.8 / len(group)
-    for at, (colour, column) in enumerate(zip(look.COLOURS, group, strict=False)):
+    for at, (colour, column) in enumerate(zip(style.COLOURS, group, strict=False)):
         cells = [sheet.table[title][column] for title in titles]
         places = [row + thick * (at - (len(group) - 1) / 2) for row in range(len(titles))]
         means = [cell.mean if cell.values else 0.0 for cell in cells]
@@ -95,7 +95,7 @@ def _bars(axes: Axes, sheet: Sheet, group: list[str]) -> None:
         paper = [(p, y) for cell, y in zip(cells, places, strict=True) if (p := cell.paper)]
         if paper:
             axes.plot(
-                *zip(*paper, strict=True), "o", color=colour, markerfacecolor=look.PAPER,
+                *zip(*paper, strict=True), "o", color=colour, markerfacecolor=style.PAPER,
                 markersize=4, label=f"{column}, the paper's",
             )  # fmt: skip
     axes.set_yticks(range(len(titles)), titles)

@@ -20,11 +20,11 @@ from typing import Any
 from tqdm import tqdm
 
 from meanshift.config import HARMLESS, Config, differences
-from meanshift.journal import alone
-from meanshift.progress import progress
-from meanshift.recipes import command_for
-from meanshift.run import Run
-from meanshift.signals import Stopped, caught
+from meanshift.config.recipes import command_for
+from meanshift.runtime.progress import progress
+from meanshift.runtime.run_directory import alone
+from meanshift.runtime.signals import Stopped, caught
+from meanshift.viz.run_reader import Run
 
 
 @dataclass

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meanshift.journal import write_atomically
-from meanshift.look import DPI, page
-from meanshift.recipes import command_for
+from meanshift.config.recipes import command_for
 from meanshift.reproduce.jobs import Job
 from meanshift.reproduce.sheet import CHOSEN_BY, Sheet
-from meanshift.run import Run
+from meanshift.runtime.run_directory import write_atomically
+from meanshift.viz.run_reader import Run
+from meanshift.viz.style import DPI, page
 
 if TYPE_CHECKING:
     from meanshift.reproduce import Reproduction

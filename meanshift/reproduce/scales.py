@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meanshift.config import Config
+from meanshift.config.recipes import recipe
 from meanshift.data import open_source, train_and_held_out
-from meanshift.recipes import recipe
 from meanshift.reproduce.studies import STUDIES, Study
 
 _PAPER_STEP = {"method.same_image": "keep", "method.search_filled_only": False}

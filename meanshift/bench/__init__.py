@@ -1,1 +1,0 @@
-"""The speed figures: ratios of contenders that take turns in one run, never bare seconds."""

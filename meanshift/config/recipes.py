@@ -1,0 +1,205 @@
+"""The named configurations, each with its command, hardware, time and measured result."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+from collections.abc import Callable
+
+from meanshift.config import (
+    Config,
+    Data,
+    Encoder,
+    Method,
+    Strength,
+    Train,
+    Views,
+    differences,
+)
+
+
+def imagenet_r50() -> Config:
+    """The paper's main model, MSF w/s with a bank of 128K: ResNet-50, 200 epochs of ImageNet.
+
+    command: meanshift pretrain imagenet-r50 --data IMAGENET --out runs/r50 --data.workers 16
+    hardware: one GPU, its memory not measured here (the authors used four of 11 GB)
+    time: the authors give 7 days on four GPUs for BYOL; not run here
+    result: the paper's: linear 72.1, NN 62.0, 20-NN 65.2; not run here
+    """
+    return _imagenet("weak", "strong", k=5)
+
+
+def imagenet_r50_ss() -> Config:
+    """MSF s/s, both views strong.
+
+    command: meanshift pretrain imagenet-r50-ss --data IMAGENET --out runs/r50-ss --data.workers 16
+    hardware: as imagenet-r50
+    time: as imagenet-r50; not run here
+    result: the paper's, with a bank of 1.024M: linear 71.4, NN 60.6, 20-NN 64.0; not run here
+    """
+    return _imagenet("strong", "strong", k=5)
+
+
+def imagenet_r50_ww() -> Config:
+    """MSF w/w, both views weak, for pictures that no strong augmentation suits.
+
+    command: meanshift pretrain imagenet-r50-ww --data IMAGENET --out runs/r50-ww --data.workers 16
+    hardware: as imagenet-r50
+    time: as imagenet-r50; not run here
+    result: the paper's, with a bank of 1.024M: linear 66.3, NN 54.6, 20-NN 57.4; not run here
+    """
+    return _imagenet("weak", "weak", k=5)
+
+
+def imagenet_r50_byol_ss() -> Config:
+    """BYOL-asym s/s: the k=1 twin of imagenet-r50-ss.
+
+    command: meanshift pretrain imagenet-r50-byol-ss --data IMAGENET --out runs/byol-ss
+    hardware: as imagenet-r50
+    time: as imagenet-r50; not run here
+    result: the paper's: linear 69.3, NN 55.0, 20-NN 59.2; not run here
+    """
+    return _imagenet("strong", "strong", k=1)
+
+
+def imagenet_r50_byol_ws() -> Config:
+    """BYOL-asym w/s: the k=1 twin of imagenet-r50.
+
+    command: meanshift pretrain imagenet-r50-byol-ws --data IMAGENET --out runs/byol-ws
+    hardware: as imagenet-r50
+    time: as imagenet-r50; not run here
+    result: the paper's: linear 69.5, NN 55.8, 20-NN 59.1; not run here
+    """
+    return _imagenet("weak", "strong", k=1)
+
+
+def imagenet_r50_byol_ww() -> Config:
+    """BYOL-asym w/w: the k=1 twin of imagenet-r50-ww.
+
+    command: meanshift pretrain imagenet-r50-byol-ww --data IMAGENET --out runs/byol-ww
+    hardware: as imagenet-r50
+    time: as imagenet-r50; not run here
+    result: none in the paper (it cites linear 60.1 for BYOL, batch 4096, symmetric); not run here
+    """
+    return _imagenet("weak", "weak", k=1)
+
+
+def cifar10_r18() -> Config:
+    """CIFAR-10 at 32x32: ResNet-18 with the small stem, 200 epochs.
+
+    command: meanshift pretrain cifar10-r18 --data cifar10 --out runs/c10
+    hardware: one GPU; on 2 CPU cores add --encoder.width 0.5 --encoder.stem small-stride2
+    time: the whole 200 epochs were not run here; 50 of a quarter width in 90 minutes on 2 cores
+    result: not run here; 50 epochs of a quarter width, 20-NN 55.6, linear 54.6 (docs/reproduce.md)
+    """
+    return Config(
+        data=Data(source="cifar10", image_size=32),
+        views=Views(blur=0.0),
+        encoder=Encoder(name="resnet18", stem="small"),
+        method=Method(bank_size=16_384, same_image="skip", search_filled_only=True),
+        train=Train(
+            lr=0.06, weight_decay=5e-4, warmup_epochs=5, lr_schedule="step", save_every=0.2
+        ),
+    )
+
+
+def small() -> Config:
+    """A folder of a few thousand pictures on a CPU: ResNet-18 at half width, views of 96 pixels.
+
+    command: meanshift pretrain small --data FOLDER --out runs/mine
+    hardware: 2 CPU cores
+    time: about 100 pictures a second without bfloat16: an hour for 4,000 pictures and 100 epochs
+    result: 600 photographs, 50 epochs: 20-NN 21.5 (untrained 23.5), before its targets were white.
+      White targets, ours: 38.3 against 34.3 in 3 epochs of CIFAR-10 (docs/reproduce.md)
+    """
+    return Config(
+        data=Data(image_size=96, workers=2),
+        encoder=Encoder(name="resnet18", width=0.5),
+        method=Method(
+            k_schedule="linear",
+            bank_size=2048,
+            same_image="skip",
+            search_filled_only=True,
+            whiten=True,
+        ),
+        train=Train(epochs=100, batch_size=64, lr=0.05, warmup_epochs=2, lr_schedule="step"),
+    )
+
+
+def demo() -> Config:
+    """The whole path on the 10,000 pictures shipped with the package, in 3 minutes on 2 cores.
+
+    command: meanshift demo
+    hardware: 2 CPU cores
+    time: 3 minutes without bfloat16 (18 epochs at about 1,100 pictures a second)
+    result: 20-NN 36.8, 1-NN 30.2, means of 3 seeds (untrained 31.0 and 24.5, raw pixels 39.3, 33.7)
+    """
+    return Config(
+        data=Data(source="sample", image_size=32),
+        views=Views(
+            crop_area=(0.6, 1.0), jitter_strength=(0.2, 0.2, 0.2, 0.05), gray=0.05, blur=0.0
+        ),
+        encoder=Encoder(name="resnet10", width=0.5),
+        method=Method(
+            k_schedule="linear",
+            bank_size=4096,
+            momentum=0.996,
+            same_image="skip",
+            search_filled_only=True,
+        ),
+        train=Train(epochs=18, batch_size=128, lr=0.05, lr_schedule="step"),
+    )
+
+
+RECIPES: dict[str, Callable[[], Config]] = {
+    make.__name__.replace("_", "-"): make
+    for make in (
+        demo,
+        small,
+        cifar10_r18,
+        imagenet_r50,
+        imagenet_r50_ss,
+        imagenet_r50_ww,
+        imagenet_r50_byol_ss,
+        imagenet_r50_byol_ws,
+        imagenet_r50_byol_ww,
+    )
+}
+
+
+def recipe(name: str) -> Config:
+    """The configuration of a recipe."""
+    if name not in RECIPES:
+        raise ValueError(f"recipe: got {name!r}, need one of {', '.join(RECIPES)}")
+    return RECIPES[name]()
+
+
+def describe(name: str) -> str:
+    """A recipe's docstring: what it is, command, hardware, time, result."""
+    return inspect.cleandoc(RECIPES[name].__doc__ or "")
+
+
+def nearest_recipe(config: Config) -> str:
+    """The recipe from which a configuration differs least."""
+    return min(RECIPES, key=lambda name: len(differences(recipe(name), config)))
+
+
+def command_for(config: Config, out: str) -> str:
+    """What to type to train or continue exactly this: the nearest recipe and what differs."""
+    near = nearest_recipe(config)
+    changed = {name: now for name, (_, now) in differences(recipe(near), config).items()}
+    words = ["meanshift", "pretrain", near, "--data", config.data.source, "--out", out]
+    changed.pop("data.source", None)
+    for name, value in changed.items():
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        words += [f"--{name}", text]
+    return shlex.join(words)
+
+
+def _imagenet(target: Strength, online: Strength, *, k: int) -> Config:
+    return Config(
+        data=Data(source="imagenet", image_size=224),
+        views=Views(target=target, online=online),
+        method=Method(name="msf" if k > 1 else "byol", k=k),
+        train=Train(save_every=0.1),
+    )

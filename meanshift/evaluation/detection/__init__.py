@@ -1,0 +1,1 @@
+"""Object detection on Pascal VOC with a Faster R-CNN."""

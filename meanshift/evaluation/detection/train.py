@@ -1,0 +1,254 @@
+"""A detector at work: its iterations, resumable to the bit, and its detections."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+from meanshift.data.loader import leave_signals_to_the_run, served
+from meanshift.data.source import Unreadable
+from meanshift.data.voc import BAD_SHARE, Boxes
+from meanshift.evaluation.context import Judged
+from meanshift.evaluation.detection.model import Recipe, groups
+from meanshift.models.sync_batch_norm import synchronised
+from meanshift.ops.average_precision import Found
+from meanshift.runtime import checkpoint, distributed, rng
+from meanshift.runtime.progress import progress
+
+Sample = tuple[Tensor, int, list[Unreadable]]
+
+TRAINED = 2  # raised whenever training changes, so that detectors of before are not met again
+
+
+@dataclass
+class Learned:
+    """What is told of a detector's training, beside the detector."""
+
+    losses: dict[int, float]
+    """mean loss of the iterations up to each of these"""
+    bad: dict[str, str]
+    """pictures that could not be read, and why"""
+    processes: list[int]
+    """how many worked on it, one after another"""
+
+
+def learn(judged: Judged, detector: nn.Module, train: Boxes, recipe: Recipe, seed: int) -> Learned:
+    """Train to the last iteration, from the last checkpoint where there is one."""
+    device, world, rank = judged.device, distributed.world_size(), distributed.rank()
+    optimizer = torch.optim.SGD(groups(detector, recipe), lr=recipe.lr, momentum=recipe.momentum)
+    folder = _folder(judged, train, recipe, seed)
+    state, wrong = checkpoint.latest(folder)
+    for message in wrong:
+        warnings.warn(f"{message}; an earlier one is used", stacklevel=2)
+    start, told = 0, Learned({}, {}, [])
+    if state is not None:
+        detector.load_state_dict(state["detector"])
+        optimizer.load_state_dict(state["optimizer"])
+        start, told = state["step"], Learned(**state["told"])
+    if len(set(distributed.gathered([start]))) > 1:
+        raise ValueError(
+            f"detect: the processes found different checkpoints in {folder}; need a folder on a "
+            f"disk that all of them share, with --out"
+        )
+    if told.processes[-1:] != [world] and start < recipe.iterations:
+        told.processes.append(world)
+    network = detector
+    if world > 1:
+        detector = synchronised(detector, device)
+        network = DistributedDataParallel(
+            detector, device_ids=[device.index] if device.type == "cuda" else None
+        )
+    network.train()
+    every = max(1, min(500, recipe.iterations // 20))
+    bar = progress(f"train, seed {seed}", recipe.iterations, start=start, shown=rank == 0)
+    with bar, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        passed = torch.zeros((), device=device)  # summed there, so that no step waits for it
+        for step, samples in _batches(
+            train, recipe, seed, start, recipe.iterations, judged.workers
+        ):
+            pictures, targets = _prepared(train, samples, recipe, seed, step, device)
+            told.bad |= {bad.title: bad.why for _, _, errors in samples for bad in errors}
+            refuse_many(told.bad, train)
+            for group in optimizer.param_groups:
+                group["lr"] = recipe.rate(step)
+            loss = sum(network(pictures, targets).values())
+            optimizer.zero_grad(set_to_none=True)
+            share = len(samples) * world / recipe.batch_size
+            (loss * share).backward()
+            optimizer.step()
+            passed += loss.detach() * share
+            bar.update()
+            done = step + 1
+            if done % every == 0 or done == recipe.iterations:
+                told.losses[done] = _mean_loss(passed, done, told.losses)
+                told.bad = dict(distributed.gathered(list(told.bad.items())))
+                refuse_many(told.bad, train)
+                passed.zero_()
+                shown = {"loss": f"{told.losses[done]:.3f}", "lr": f"{recipe.rate(step):.2g}"}
+                bar.set_postfix(shown, refresh=False)
+                if rank == 0:
+                    held = {"detector": detector.state_dict(), "optimizer": optimizer.state_dict()}
+                    checkpoint.save(folder, {"step": done, "told": asdict(told), **held})
+    _settle(judged, detector, train, recipe, seed)
+    return told
+
+
+@torch.no_grad()
+def _settle(judged: Judged, detector: nn.Module, train: Boxes, recipe: Recipe, seed: int) -> None:
+    """Measure the batch norms' statistics anew with the last weights, as MoCo's program does.
+
+    Those gathered while training are of weights that have changed since.
+    """
+    norms = [m for m in detector.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    usual = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # the plain mean over the batches
+    start, device = recipe.iterations, judged.device
+    batches = _batches(train, recipe, seed, start, start + recipe.settling, judged.workers)
+    bar = progress("batch norm", recipe.settling, shown=distributed.rank() == 0)
+    with bar, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        for step, samples in batches:
+            detector(*_prepared(train, samples, recipe, seed, step, device))
+            bar.update()
+    for norm, momentum in zip(norms, usual, strict=True):
+        norm.momentum = momentum
+        for held in (norm.running_mean, norm.running_var):
+            assert held is not None
+            distributed.average(held)
+
+
+def refuse_many(bad: dict[str, str], pictures: Boxes) -> None:
+    """A few pictures that cannot be read are counted; many would make another task of it."""
+    if len(bad) > min(max(1, BAD_SHARE * len(pictures)), len(pictures) - 1):
+        title, why = next(iter(bad.items()))
+        raise ValueError(
+            f"{pictures.name}: {len(bad)} of {len(pictures)} pictures cannot be read, the first is "
+            f"{title} ({why}); at most {BAD_SHARE:.0%} may: mend them, or take them off the list"
+        )
+
+
+def _mean_loss(passed: Tensor, done: int, losses: dict[int, float]) -> float:
+    """Of the iterations since the last entry, over all processes; nothing learned may be nan."""
+    mean = float(passed) / (done - max(losses, default=0))
+    mean = statistics.fmean(distributed.gathered([mean]))
+    if mean != mean or mean == torch.inf:
+        raise ValueError(
+            f"detect: the loss is {mean} after {done} iterations; try a smaller --lr, or a larger "
+            f"--batch-size"
+        )
+    return mean
+
+
+@torch.no_grad()
+def detect(
+    judged: Judged, detector: nn.Module, test: Boxes, title: str
+) -> tuple[dict[int, Found], dict[str, str]]:
+    """The detections in each picture that can be read; each process looks at its share."""
+    world, rank, device = distributed.world_size(), distributed.rank(), judged.device
+    detector.eval()
+    mine, bad = list[tuple[int, Found]](), list[tuple[str, str]]()
+    loader = _loader(test, [[index] for index in range(rank, len(test), world)], judged.workers)
+    with progress(title, len(loader), shown=rank == 0) as bar:
+        for [(picture, index, errors)] in served(loader):
+            bar.update()
+            if errors:  # another picture stands in its place, which is for training
+                bad.append((errors[0].title, errors[0].why))
+                continue
+            found = detector([picture.to(device).float().div_(255)])[0]
+            boxes, scores = (found[name].float().cpu() for name in ("boxes", "scores"))
+            mine.append((index, Found(boxes, scores, found["labels"].cpu() - 1)))
+    return dict(distributed.gathered(mine)), dict(distributed.gathered(bad))
+
+
+def _batches(
+    train: Boxes, recipe: Recipe, seed: int, start: int, stop: int, workers: int
+) -> Iterator[tuple[int, list[Sample]]]:
+    """This process's share of each batch; every picture comes once an epoch, in a new order."""
+    size, count = recipe.batch_size, len(train)
+    rank, world = distributed.rank(), distributed.world_size()
+    shares, orders = [], dict[int, list[int]]()
+    for step in range(start, stop):
+        share = []
+        for place in range(step * size + rank, (step + 1) * size, world):
+            epoch, at = divmod(place, count)
+            if epoch not in orders:
+                orders = {epoch: rng.order(seed, epoch, count).tolist()} | (
+                    {epoch - 1: orders[epoch - 1]} if epoch - 1 in orders else {}
+                )
+            share.append(orders[epoch][at])
+        shares.append(share)
+    yield from zip(range(start, stop), served(_loader(train, shares, workers)), strict=True)
+
+
+def _loader(pictures: Boxes, shares: list[list[int]], workers: int) -> DataLoader[list[Sample]]:
+    return DataLoader(
+        _Decoded(pictures),  # type: ignore[arg-type]  # a batch is a list of samples
+        batch_sampler=shares,
+        collate_fn=list,
+        num_workers=workers,
+        worker_init_fn=leave_signals_to_the_run,
+        generator=torch.Generator(),  # its base seed must not come from the global generator
+    )
+
+
+class _Decoded(Dataset[Sample]):
+    """Pictures by index; the next one stands in for one that cannot be read, which is told."""
+
+    def __init__(self, pictures: Boxes) -> None:
+        self.pictures = pictures
+
+    def __getitem__(self, index: int) -> Sample:
+        errors: list[Unreadable] = []
+        for more in range(len(self.pictures)):
+            here = (index + more) % len(self.pictures)
+            try:
+                return self.pictures.read(here), here, errors
+            except Unreadable as error:
+                errors.append(error)
+        grey = torch.full((3, 32, 32), 128, dtype=torch.uint8)
+        return grey, index, errors  # the count will stop it
+
+
+def _prepared(
+    train: Boxes, samples: list[Sample], recipe: Recipe, seed: int, step: int, device: torch.device
+) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+    """Pictures in 0..1 and their targets, half of them mirrored; each draw has its own address.
+
+    Also those that torchvision draws: sizes, and the regions that are learned from.
+    """
+    world, rank = distributed.world_size(), distributed.rank()
+    torch.manual_seed(rng.seed_of(seed, step * world + rank, rng.NETWORK))
+    places = step * recipe.batch_size + rank + world * torch.arange(len(samples))
+    mirrored = rng.uniform(seed, 0, places, rng.ONLINE, 1)[:, 0] < 0.5
+    pictures, targets = [], []
+    for (picture, index, _), mirror in zip(samples, mirrored.tolist(), strict=True):
+        boxes, labels = train.pictures[index].boxes, train.pictures[index].labels
+        if mirror:
+            picture, width = picture.flip(2), picture.shape[2]
+            boxes = torch.stack(
+                [width - boxes[:, 2], boxes[:, 1], width - boxes[:, 0], boxes[:, 3]], 1
+            )
+        pictures.append(picture.to(device, non_blocking=True).float().div_(255))
+        targets.append({"boxes": boxes.to(device), "labels": labels.to(device) + 1})
+    return pictures, targets
+
+
+def _folder(judged: Judged, train: Boxes, recipe: Recipe, seed: int) -> Path:
+    """Where a detector's checkpoints lie: another for other weights, pictures or settings."""
+    how = [asdict(recipe), seed, str(judged.precision), TRAINED]
+    key = [judged.fingerprint, train.fingerprint(), *how]
+    name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
+    folder = judged.home / "detectors" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,1 @@
+"""Backbones, heads, weights in and out, frozen features."""

@@ -1,0 +1,1 @@
+"""Tensor algorithms that know no dataset and no run."""

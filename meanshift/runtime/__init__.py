@@ -1,0 +1,1 @@
+"""The process and its files: devices, processes, randomness, run directories, checkpoints."""

@@ -1,0 +1,87 @@
+"""What a run counts: the figures of its steps between two log lines, and unreadable pictures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meanshift.runtime import distributed
+from meanshift.runtime.run_directory import Journal
+from meanshift.training.console import Console
+
+
+class Tally:
+    """Sums of what the steps told since the last log line, kept on the device until then."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+
+    def add(self, step: Any, labels: Tensor | None = None) -> None:
+        """A step that told means over its pictures, or, for purity, over those with a label."""
+        pictures = torch.tensor(len(step.embeddings), device=step.embeddings.device)
+        for name in ("loss", "agreement", "purity", "same_image"):
+            value, weight = getattr(step, name), pictures
+            if name == "purity" and labels is not None:
+                weight = (labels >= 0).sum()
+            if value is not None:
+                self._sum(name, value.detach().nan_to_num() if name == "purity" else value, weight)
+
+    def _sum(self, name: str, value: Tensor, weight: Tensor) -> None:
+        for key, more in ((name, value.detach().double() * weight), (f"of {name}", weight)):
+            held = self.sums.get(key, torch.zeros((), dtype=torch.float64, device=more.device))
+            self.sums[key] = held.to(more.device) + more
+
+    def of_all(self) -> list[dict[str, Tensor]]:
+        """The sums of each process, to be saved."""
+        return distributed.gathered([{name: held.cpu() for name, held in self.sums.items()}])
+
+    def load(self, saved: list[dict[str, Tensor]]) -> None:
+        """Take over one's own; where there were other processes, the first takes all."""
+        if len(saved) == distributed.world_size():
+            self.sums = saved[distributed.rank()]
+        elif distributed.rank() == 0:
+            for one in saved:
+                for name, held in one.items():
+                    self.sums[name] = self.sums.get(name, torch.zeros_like(held)) + held
+
+    def means(self) -> dict[str, float]:
+        """Over the pictures of all processes, and begin anew."""
+        names = sorted(name for name in self.sums if not name.startswith("of "))
+        if not names:
+            return {}
+        pairs = [torch.stack([self.sums[name], self.sums[f"of {name}"]]) for name in names]
+        held = distributed.summed(torch.stack(pairs)).tolist()
+        self.sums = {}
+        return {n: total / count for n, (total, count) in zip(names, held, strict=True) if count}
+
+
+class BadPictures:
+    """Unreadable pictures: each is named once, and too many end the run."""
+
+    def __init__(self, share: float, size: int) -> None:
+        self.share, self.size, self.known = share, size, dict[str, str]()
+
+    def count(
+        self, found: list[tuple[str, str]], step: int, journal: Journal, console: Console
+    ) -> None:
+        for title, why in found:
+            if title not in self.known:
+                self.known[title] = why
+                console.say(f"warning: {title} cannot be read ({why}); another picture stands in")
+                journal.warn(step, "bad picture", why, file=title)
+        if len(self.known) > self.share * self.size:
+            listed = "\n".join(f"  {title}: {why}" for title, why in self.known.items())
+            raise distributed.Shared(
+                f"{len(self.known)} of {self.size} pictures cannot be read so far, more than the "
+                f"{self.share:.1%} that are allowed:\n{listed}\n"
+                f"repair or remove them, or raise --data.bad_share"
+            )
+
+    def report(self, console: Console) -> None:
+        if self.known:
+            console.say(
+                f"{len(self.known)} of {self.size} pictures could not be read; others stood in for "
+                f"them, and warnings.jsonl lists them"
+            )

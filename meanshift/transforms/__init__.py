@@ -1,0 +1,1 @@
+"""What is done to samples: training views and evaluation transforms."""

@@ -1,0 +1,103 @@
+"""Pictures as they are judged: whole batches, of one size, without chance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision.transforms.v2 import functional as TF
+
+from meanshift.data import Source, Unreadable
+from meanshift.runtime import distributed
+
+PREPARED = 1  # raised whenever `prepare` changes, so that older files are not met again
+
+
+def prepare(
+    source: Source,
+    indices: Int[Tensor, " batch"],
+    image_size: int,
+    resize: int = 0,
+    bad: dict[int, Unreadable] | None = None,
+    bicubic: bool = False,
+) -> UInt8[Tensor, "batch channels _ _"]:
+    """Pictures as they are judged: small ones of one size as they are, others cut from the centre.
+
+    The short side is resized to `resize` (0: 256/224 of `image_size`) and the centre taken: 256 and
+    224 in the authors' code. Small arrays keep their own size, or are enlarged to `image_size`. An
+    unreadable picture raises, or where `bad` is given it is put there and counts as a grey one.
+    """
+    way = TF.InterpolationMode.BICUBIC if bicubic else TF.InterpolationMode.BILINEAR
+    if source.uniform:
+        pictures = source.gather(indices).permute(0, 3, 1, 2)
+        if max(pictures.shape[2:]) <= max(image_size, 64):
+            if max(pictures.shape[2:]) < image_size:  # trained enlarged, so judged enlarged
+                pictures = TF.resize(pictures, [image_size, image_size], way, antialias=True)
+            return pictures
+        unbound: Iterable[Tensor] = pictures.unbind(0)
+    else:
+        unbound = (_readable(source, index, image_size, bad) for index in indices.tolist())
+    short, square = [resize or round(image_size * 256 / 224)], [image_size, image_size]
+    keep = image_size <= 64  # files of small pictures are judged as arrays of them are
+    return torch.stack(
+        [
+            one
+            if keep and list(one.shape[1:]) == square
+            else TF.center_crop(TF.resize(one, short, way, antialias=True), square)
+            for one in unbound
+        ]
+    )
+
+
+def as_they_are(source: Source, image_size: int) -> bool:
+    """Whether `prepare` leaves every picture of a source alone."""
+    if not source.uniform:
+        return False
+    side = max(source.gather(torch.tensor([0])).shape[1:3])
+    return image_size <= side <= max(image_size, 64)
+
+
+def first_of_share(pictures: int, batch_size: int) -> int:
+    """The first picture of this process's part of the batches."""
+    return distributed.share(-(-pictures // batch_size))[0] * batch_size
+
+
+class Prepared(Dataset[tuple[Tensor, dict[int, Unreadable]]]):
+    """Whole batches of prepared pictures, with what could not be read.
+
+    Of several processes each has its part of the batches, which are those of one.
+    """
+
+    def __init__(
+        self, source: Source, image_size: int, resize: int, batch_size: int, bicubic: bool
+    ) -> None:
+        self.source, self.image_size, self.resize = source, image_size, resize
+        self.bicubic = bicubic
+        batches = torch.arange(len(source)).split(batch_size)
+        self.batches = batches[slice(*distributed.share(len(batches)))]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, batch: int) -> tuple[Tensor, dict[int, Unreadable]]:
+        bad: dict[int, Unreadable] = {}
+        indices = self.batches[batch]
+        pictures = prepare(
+            self.source, indices, self.image_size, self.resize, bad, bicubic=self.bicubic
+        )
+        return pictures.contiguous(), bad
+
+
+def _readable(
+    source: Source, index: int, image_size: int, bad: dict[int, Unreadable] | None
+) -> Tensor:
+    try:
+        return source.read(index)
+    except Unreadable as error:
+        if bad is None:
+            raise
+        bad[index] = error
+        return torch.full((3, image_size, image_size), 128, dtype=torch.uint8)

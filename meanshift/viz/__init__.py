@@ -1,0 +1,1 @@
+"""Figures, reports and the explorer: everything that reads run directories."""

@@ -1,0 +1,327 @@
+"""Embeddings in a file: each row is the right picture's, whatever the format."""
+
+import gc
+import os
+import sys
+
+import numpy as np
+import pytest
+import torch
+from pyarrow import parquet
+from torch import nn
+
+from meanshift import config
+from meanshift.data import open_source
+from meanshift.evaluation import embed as module
+from meanshift.evaluation.embed import embed
+from meanshift.models.encoder import Encoder
+from meanshift.models.features import extract
+from meanshift.models.weights import Weights
+from meanshift.runtime import run_directory
+from meanshift.runtime.device import pick_precision
+
+CPU = torch.device("cpu")
+SUFFIXES = pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    torch.manual_seed(0)
+    settings = config.Encoder(name="resnet10", stem="small-stride2", width=0.125)
+    return Encoder(settings, dim=5, image_size=16).eval()
+
+
+@pytest.fixture
+def weights(encoder, tmp_path):
+    return Weights(
+        "toy", encoder.backbone, "a toy", 16, tmp_path / "run", projector=encoder.projector
+    )
+
+
+@pytest.fixture
+def photos(tmp_path, make_pictures):
+    """Two splits with class folders."""
+    counts = {"train/ant": 3, "train/bee": 2, "val/bee": 2, "val/ant": 1}
+    return make_pictures(tmp_path / "photos", counts, size=(20, 26))
+
+
+def read(path):
+    """The columns of either format: lists, and the embeddings as an array."""
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as held:
+            assert sorted(held.files) == ["embedding", "file", "id", "label", "split"]
+            columns = {name: held[name] for name in held.files}
+        assert columns["id"].dtype == np.int64
+        labels = [label or None for label in columns["label"].tolist()]
+        lists = {name: columns[name].tolist() for name in ("file", "id", "split")}
+        return {**lists, "label": labels, "embedding": columns["embedding"]}
+    table = parquet.read_table(path)
+    assert table.column_names == ["file", "id", "split", "label", "embedding"]
+    assert str(table.schema.field("embedding").type).startswith("fixed_size_list<element: float")
+    columns = table.to_pydict()
+    return {**columns, "embedding": np.array(columns["embedding"], np.float32)}
+
+
+def expected_rows(network, source, image_size=16, **options):
+    precision = pick_precision("auto", CPU)
+    given = {"image_size": image_size, "device": CPU, "precision": precision, **options}
+    return extract(network, source, **given).numpy()
+
+
+def visible(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@SUFFIXES
+def test_names_ids_splits_labels_and_embeddings_are_those_of_the_pictures(
+    weights, photos, tmp_path, suffix
+):
+    out = tmp_path / "deep" / "er" / f"a{suffix}"
+    assert embed(weights, str(photos), out) == (8, 64)
+    held, splits = read(out), open_source(str(photos))
+    assert held["file"] == [
+        *(f"ant/{index:03d}.jpg" for index in range(3)),
+        *(f"bee/{index:03d}.jpg" for index in range(2)),
+        "ant/000.jpg",
+        *(f"bee/{index:03d}.jpg" for index in range(2)),
+    ]
+    assert held["id"] == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert held["split"] == ["train"] * 5 + ["val"] * 3
+    assert held["label"] == ["ant"] * 3 + ["bee"] * 2 + ["ant"] + ["bee"] * 2
+    expected = [expected_rows(weights.backbone, source) for source in splits.values()]
+    assert held["embedding"].dtype == np.float32
+    assert np.array_equal(held["embedding"], np.concatenate(expected))
+    assert visible(out.parent) == [out.name]
+
+
+def test_both_formats_hold_the_same(weights, photos, tmp_path):
+    for suffix in (".npz", ".parquet"):
+        embed(weights, str(photos), tmp_path / f"a{suffix}")
+    npz, table = read(tmp_path / "a.npz"), read(tmp_path / "a.parquet")
+    assert np.array_equal(npz.pop("embedding"), table.pop("embedding"))
+    assert npz == table
+
+
+@SUFFIXES
+def test_arrays_have_numbers_for_names(weights, tmp_path, suffix):
+    pixels = np.random.default_rng(0).integers(0, 256, (300, 16, 16, 3), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", x_train=pixels, y_train=np.arange(300) % 3)
+    out = tmp_path / f"out{suffix}"
+    assert embed(weights, str(tmp_path / "a.npz"), out) == (300, 64)
+    held = read(out)
+    assert held["file"] == [f"#{index}" for index in range(300)]
+    assert held["label"] == [str(index % 3) for index in range(300)]
+    source = open_source(str(tmp_path / "a.npz"))["train"]
+    assert np.array_equal(held["embedding"], expected_rows(weights.backbone, source))
+
+
+@SUFFIXES
+def test_many_pictures_are_written_a_part_at_a_time(weights, photos, tmp_path, suffix, monkeypatch):
+    embed(weights, str(photos), tmp_path / f"whole{suffix}")
+    monkeypatch.setattr(module, "_ROWS", 2)
+    embed(weights, str(photos), tmp_path / f"parts{suffix}")
+    whole, parts = read(tmp_path / f"whole{suffix}"), read(tmp_path / f"parts{suffix}")
+    assert np.array_equal(whole.pop("embedding"), parts.pop("embedding"))
+    assert whole == parts
+    if suffix == ".parquet":
+        assert parquet.ParquetFile(tmp_path / "parts.parquet").num_row_groups == 5
+
+
+@SUFFIXES
+def test_unlabelled_pictures_have_no_label(weights, tmp_path, make_pictures, suffix):
+    root = make_pictures(tmp_path / "flat", {"": 3}, size=(20, 20))
+    out = tmp_path / f"a{suffix}"
+    embed(weights, str(root), out)
+    assert read(out)["label"] == [None] * 3
+    if suffix == ".npz":
+        assert np.load(out)["label"].tolist() == [""] * 3
+
+
+@SUFFIXES
+def test_a_csv_can_give_the_labels_and_leave_some_out(weights, photos, tmp_path, suffix):
+    path = tmp_path / "table.csv"
+    path.write_text("file,label\ntrain/ant/001.jpg,été\nval/bee/000.jpg,snow\n")
+    with pytest.warns(UserWarning, match="2 of them among the 8 pictures"):
+        embed(weights, str(photos), tmp_path / f"a{suffix}", labels=path)
+    labels = [None, "été", None, None, None, None, "snow", None]
+    assert read(tmp_path / f"a{suffix}")["label"] == labels
+
+
+@SUFFIXES
+def test_the_projectors_output_can_be_had(weights, encoder, photos, tmp_path, suffix):
+    plain, projected = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
+    embed(weights, str(photos), plain)
+    assert embed(weights, str(photos), projected, projector=True) == (8, 5)
+    network = nn.Sequential(encoder.backbone, encoder.projector)
+    train = open_source(str(photos))["train"]
+    assert np.array_equal(read(projected)["embedding"][:5], expected_rows(network, train))
+    assert embed(weights, str(photos), plain) == (8, 64)  # the one is not taken for the other
+
+
+def test_size_and_crop_can_be_chosen(weights, photos, tmp_path):
+    out = tmp_path / "a.npz"
+    embed(weights, str(photos), out, image_size=20, resize=24)
+    train = open_source(str(photos))["train"]
+    expected = expected_rows(weights.backbone, train, 20, resize=24)
+    assert np.array_equal(read(out)["embedding"][:5], expected)
+    assert not np.array_equal(expected, expected_rows(weights.backbone, train))
+
+
+@SUFFIXES
+def test_an_unreadable_picture_has_no_row_and_the_others_keep_their_ids(
+    weights, photos, tmp_path, suffix
+):
+    (photos / "train/ant/001.jpg").write_bytes(b"")
+    (photos / "val/bee/001.jpg").write_bytes(b"hello")
+    out = tmp_path / f"a{suffix}"
+    for _ in range(2):  # from the pictures, and from the features that are kept
+        with pytest.warns(UserWarning, match="pictures cannot be read and are left out") as told:
+            assert embed(weights, str(photos), out) == (6, 64)
+        assert ["1 of 5" in str(w.message) for w in told] == [True, False]
+        assert "1 of 3" in str(told[1].message)
+    held = read(out)
+    assert held["id"] == [0, 2, 3, 4, 0, 1]
+    assert held["split"] == ["train"] * 4 + ["val"] * 2
+    assert held["label"] == ["ant", "ant", "bee", "bee", "ant", "bee"]
+    names = ["ant/000.jpg", "ant/002.jpg", "bee/000.jpg", "bee/001.jpg"]
+    assert held["file"] == [*names, "ant/000.jpg", "bee/000.jpg"]
+    train = open_source(str(photos))["train"]
+    with pytest.warns(UserWarning, match="count as grey"):
+        expected = expected_rows(weights.backbone, train)
+    assert np.array_equal(held["embedding"][:4], expected[[0, 2, 3, 4]])
+
+
+@SUFFIXES
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere all names are Unicode")
+def test_a_file_name_that_is_no_unicode_can_be_written(weights, tmp_path, make_pictures, suffix):
+    root = make_pictures(tmp_path / "flat", {"": 2}, size=(20, 20))
+    (root / "001.jpg").rename(os.fsdecode(os.fsencode(root) + b"/caf\xe9.jpg"))
+    embed(weights, str(root), tmp_path / f"a{suffix}")
+    assert read(tmp_path / f"a{suffix}")["file"] == ["000.jpg", "caf\\udce9.jpg"]
+
+
+def test_features_are_kept_beside_the_weights_and_used_again(weights, photos, tmp_path):
+    calls = []
+    handle = weights.backbone.register_forward_hook(lambda *_: calls.append(1))
+    try:
+        embed(weights, str(photos), tmp_path / "a.npz")
+        assert len(calls) == 2
+        embed(weights, str(photos), tmp_path / "b.parquet")
+        assert len(calls) == 2
+    finally:
+        handle.remove()
+    assert len(list((tmp_path / "run" / "features").glob("*.npy"))) == 2
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_the_weights_are_left_as_they_were(weights, encoder, photos, tmp_path, mode):
+    encoder.train(mode)
+    before = {name: held.clone() for name, held in encoder.state_dict().items()}
+    embed(weights, str(photos), tmp_path / "a.npz", projector=True)
+    assert all(torch.equal(held, before[name]) for name, held in encoder.state_dict().items())
+    assert all(part.training == mode for part in encoder.modules())
+    encoder.eval()
+
+
+# What cannot be
+
+
+def test_without_a_projector_its_output_is_refused(encoder, photos, tmp_path):
+    weights = Weights("toy", encoder.backbone, "a toy", 16, tmp_path / "run")
+    with pytest.raises(ValueError, match="a toy: no projector known here; use the backbone"):
+        embed(weights, str(photos), tmp_path / "a.npz", projector=True)
+    assert visible(tmp_path) == ["photos"]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a", "a.npy", "npz", "a.npz.gz", "a.NPZ"])
+def test_other_endings_are_refused_before_any_work(weights, photos, tmp_path, name):
+    with pytest.raises(ValueError, match=r"need a name that ends in \.npz or \.parquet") as caught:
+        embed(weights, str(photos), tmp_path / name)
+    assert str(tmp_path / name) in str(caught.value)
+    assert visible(tmp_path) == ["photos"]
+
+
+@SUFFIXES
+def test_when_nothing_can_be_read_there_is_no_file(weights, tmp_path, make_pictures, suffix):
+    root = make_pictures(tmp_path / "flat", {"": 2})
+    for path in root.iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(ValueError, match="none of the 2 pictures can be read"):
+        embed(weights, str(root), tmp_path / f"a{suffix}")
+    assert visible(tmp_path) == ["flat", "run"]
+
+
+@SUFFIXES
+@pytest.mark.parametrize("old", [b"an older file", None], ids=["older", "none"])
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(28, "No space left on device"), r"could not be written \(.*No space.*; make room"),
+        (KeyboardInterrupt(), None),
+    ],
+    ids=["full", "stopped"],
+)
+def test_a_file_is_whole_or_not_there(
+    weights, photos, tmp_path, suffix, old, error, message, monkeypatch
+):
+    whole_columns, out = module._columns, tmp_path / "out" / f"a{suffix}"
+    out.parent.mkdir()
+    if old is not None:
+        out.write_bytes(old)
+
+    def fails(parts):
+        yield next(whole_columns(parts))
+        raise error
+
+    monkeypatch.setattr(module, "_columns", fails)
+    with pytest.raises(type(error), match=message) as caught:
+        embed(weights, str(photos), out)
+    if message:
+        assert str(caught.value).startswith(f"{out}: ")
+    assert visible(out.parent) == ([] if old is None else [out.name])
+    assert old is None or out.read_bytes() == old
+    monkeypatch.undo()
+    assert embed(weights, str(photos), out) == (8, 64)
+    assert len(read(out)["id"]) == 8
+
+
+@SUFFIXES
+@pytest.mark.parametrize("room", [0, 1500])
+def test_a_disc_that_fills_up_leaves_nothing_torn(
+    weights, photos, tmp_path, suffix, room, monkeypatch
+):
+    class Full:
+        def __init__(self, file):
+            self.file = file
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def write(self, content):
+            if self.file.tell() + len(content) > room:
+                raise OSError(28, "No space left on device")
+            return self.file.write(content)
+
+    out = tmp_path / "out" / f"a{suffix}"
+    embed(weights, str(photos), tmp_path / f"other{suffix}")  # the features are there already
+    whole_file = run_directory.whole_file
+    monkeypatch.setattr(module, "whole_file", lambda path: _Wrapped(whole_file(path), Full))
+    with pytest.raises(OSError, match=r"No space left on device.*make room") as caught:
+        embed(weights, str(photos), out)
+    assert str(caught.value).startswith(f"{out}: ")
+    assert visible(out.parent) == []
+    del caught
+    gc.collect()  # here, where pyarrow's writer complains of the disc for the last time
+
+
+class _Wrapped:
+    """A context manager whose file is wrapped."""
+
+    def __init__(self, inner, wrap):
+        self.inner, self.wrap = inner, wrap
+
+    def __enter__(self):
+        return self.wrap(self.inner.__enter__())
+
+    def __exit__(self, *error):
+        return self.inner.__exit__(*error)

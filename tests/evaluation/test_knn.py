@@ -1,0 +1,365 @@
+"""k-NN and its exact search, against scikit-learn and against plain Python."""
+
+import collections
+import math
+import operator
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
+from torch import nn
+
+from meanshift import config
+from meanshift.data import open_source
+from meanshift.data.arrays import ArraySource
+from meanshift.evaluation import knn
+from meanshift.evaluation.knn import KNNMonitor, knn_accuracy, neighbours, vote
+from meanshift.models.encoder import build_backbone
+from meanshift.models.features import extract
+from meanshift.ops.image import normalise
+from meanshift.ops.topk import nearest
+
+
+def random_rows(count, dim, seed=0):
+    return torch.randn(count, dim, generator=torch.Generator().manual_seed(seed))
+
+
+def cut(name, count):
+    part = open_source("sample")[name]
+    return part.take(torch.arange(0, len(part), len(part) // count))
+
+
+def pixels_of(source):
+    return source.gather(torch.arange(len(source))).permute(0, 3, 1, 2).float() / 255
+
+
+def winner(labels):
+    """The most frequent label; of equally frequent ones the one that stands first."""
+    counts = collections.Counter(labels)
+    return next(label for label in labels if counts[label] == max(counts.values()))
+
+
+def inner(a, b):
+    return sum(map(operator.mul, a, b))
+
+
+def cosine(a, b):
+    return inner(a, b) / math.sqrt(inner(a, a) * inner(b, b))
+
+
+def predict(train, labels, query, k):
+    ranked = sorted(range(len(train)), key=lambda index: -cosine(train[index], query))
+    return winner([labels[index] for index in ranked[:k]])
+
+
+# Votes
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [([2], 2), ([1, 0], 1), ([0, 1, 1], 1), ([2, 1, 1, 2], 2), ([0, 3, 2, 2, 3], 3)],
+)
+def test_ties_go_to_the_nearest_among_the_tied(labels, expected):
+    assert vote(torch.tensor([labels]), 4)[:, 0].tolist() == [expected]
+
+
+@given(
+    st.integers(1, 9).flatmap(
+        lambda k: st.lists(st.lists(st.integers(0, 4), min_size=k, max_size=k), min_size=1)
+    )
+)
+@settings(deadline=None, max_examples=100, derandomize=True)
+def test_votes_match_plain_counting(rows):
+    assert vote(torch.tensor(rows), 5)[:, 0].tolist() == [winner(row) for row in rows]
+
+
+@given(
+    st.integers(1, 9).flatmap(
+        lambda k: st.lists(
+            st.lists(st.tuples(st.integers(0, 7), st.integers(1, 16)), min_size=k, max_size=k),
+            min_size=1,
+            max_size=5,
+        )
+    )
+)
+@settings(deadline=None, max_examples=100, derandomize=True)
+def test_weighted_votes_and_their_ranking_match_plain_counting(rows):
+    labels = torch.tensor([[label for label, _ in row] for row in rows])
+    weights = torch.tensor([[weight / 16 for _, weight in row] for row in rows])
+    for got, row in zip(vote(labels, 8, weights).tolist(), rows, strict=True):
+        total = collections.Counter()
+        for label, weight in row:
+            total[label] += weight
+        first = list(dict.fromkeys(label for label, _ in row))
+        ranked = sorted(first, key=lambda label: (-total[label], first.index(label)))[:5]
+        assert got == ranked + [-1] * (len(got) - len(ranked))
+
+
+# Neighbours
+
+
+@pytest.fixture(scope="module")
+def real_features():
+    """What an encoder makes of real pictures: (training rows, labels, test rows, labels)."""
+    torch.manual_seed(0)
+    backbone, _ = build_backbone(config.Encoder(name="resnet10", width=0.5))
+    made = []
+    for part in (cut("train", 2000), cut("test", 400)):
+        made += [extract(backbone, part, image_size=32, device=torch.device("cpu")), part.labels]
+    return made
+
+
+def test_neighbours_of_real_features_are_those_of_scikit_learn(real_features):
+    train, labels, test, truth = real_features
+    slots, similarity = (
+        torch.cat(parts) for parts in zip(*neighbours(train, test, 20, chunk=150), strict=True)
+    )
+    theirs = NearestNeighbors(n_neighbors=20, metric="cosine", algorithm="brute")
+    distance, expected = theirs.fit(train.double().numpy()).kneighbors(test.double().numpy())
+    np.testing.assert_allclose(1 - similarity.numpy(), distance, atol=2e-6)
+    assert (slots.numpy() == expected).mean() > 0.999  # float32 may swap two that are as near
+    for k in (1, 7, 20):
+        voted = [winner(labels[row[:k]].tolist()) for row in expected]
+        share = 100 * float((torch.tensor(voted) == truth).double().mean())
+        got = knn_accuracy(train, labels, test, truth, ks=[k])[f"{k}-NN"]
+        assert got == pytest.approx(share, abs=0.251)  # at most one of 400 may differ by a swap
+
+
+def test_top_five_counts_the_labels_with_votes_only(real_features):
+    train, labels, test, truth = real_features
+    got = knn_accuracy(train, labels, test, truth, ks=[3, 20], top5=True)
+    assert list(got) == ["3-NN", "20-NN", "20-NN top-5"]
+    slots = torch.cat([slots for slots, _ in neighbours(train, test, 20)])
+    right = 0
+    for row, label in zip(labels[slots].tolist(), truth.tolist(), strict=True):
+        counts = collections.Counter(row)
+        ranked = sorted(counts, key=lambda one: (-counts[one], row.index(one)))
+        right += label in ranked[:5]
+    assert got["20-NN top-5"] == pytest.approx(100 * right / len(truth))
+    assert got["20-NN"] < got["20-NN top-5"] < 100
+
+
+@pytest.mark.parametrize("rows", [7, 64, 333, 5000])
+@pytest.mark.parametrize("chunk", [1, 50, 400])
+def test_neighbours_do_not_depend_on_the_parts_in_which_they_are_sought(monkeypatch, rows, chunk):
+    train, test = random_rows(1000, 6, 1), random_rows(130, 6, 2)
+    expected = [torch.cat(parts) for parts in zip(*neighbours(train, test, 9), strict=True)]
+    monkeypatch.setattr(knn, "ROWS", rows)
+    got = [torch.cat(parts) for parts in zip(*neighbours(train, test, 9, chunk=chunk), strict=True)]
+    assert torch.equal(got[0], expected[0])
+    torch.testing.assert_close(got[1], expected[1], atol=1e-6, rtol=1e-6)
+
+
+def test_of_equally_near_pictures_the_first_is_nearer():
+    train = torch.eye(4).repeat(3, 1)[:, [0, 1, 2, 3]]
+    ((slots, similarity),) = neighbours(train, torch.eye(4), 3)
+    assert slots.tolist() == [[i, i + 4, i + 8] for i in range(4)]
+    assert similarity.eq(1).all()
+
+
+@pytest.mark.parametrize("dim", [6, 512, 2048])
+def test_of_copies_the_first_is_nearer_wherever_they_stand(dim):
+    """A product of matrices rounds by where a row stands; the order may not."""
+    train = random_rows(5000, dim, 1)
+    train[-13:] = train[:13]
+    train[2500:2513] = train[:13]
+    ((slots, _),) = neighbours(train, train[:13], 3)
+    assert slots.tolist() == [[i, 2500 + i, 4987 + i] for i in range(13)]
+
+
+@pytest.mark.parametrize("temperature", [0.001, 0.07])
+def test_a_low_temperature_does_not_overflow(temperature):
+    (train, labels), (test, truth) = clusters(300, 0), clusters(100, 1)
+    assert knn_accuracy(train, labels, test, truth, ks=[5], temperature=temperature) == {
+        "5-NN": 100
+    }
+    one = vote(torch.tensor([[0, 1, 1]]), 2, torch.tensor([[1.0, 0.6, 0.6]]).double())
+    assert one[0, 0] == 1
+
+
+def test_a_negative_temperature_is_refused():
+    (train, labels), (test, truth) = clusters(30, 0), clusters(10, 1)
+    with pytest.raises(ValueError, match="--temperature: got -1"):
+        knn_accuracy(train, labels, test, truth, ks=[1], temperature=-1.0)
+
+
+@pytest.mark.slow
+def test_memory_is_set_by_the_chunk():
+    """20,000 x 100,000 similarities would be 8 GB; the search may add 300 MB."""
+    code = """
+import resource, torch
+from meanshift.evaluate.knn import neighbours
+train, test = torch.randn(100_000, 64), torch.randn(20_000, 64)
+list(neighbours(train[:5000], test[:3000], 20))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+list(neighbours(train, test, 20))
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 300
+
+
+# Accuracy
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    size=st.integers(1, 30),
+    dim=st.integers(3, 8),
+    classes=st.integers(1, 5),
+    chunk=st.integers(1, 6),
+    data=st.data(),
+)
+@settings(deadline=None, max_examples=60, derandomize=True)
+def test_accuracy_matches_brute_force(seed, size, dim, classes, chunk, data):
+    k = data.draw(st.integers(1, size))
+    train, test = random_rows(size, dim, seed), random_rows(5, dim, seed + 1)
+    labels = torch.from_numpy(np.random.default_rng(seed).integers(0, classes, size))
+    predicted = torch.tensor(
+        [predict(train.tolist(), labels.tolist(), query, k) for query in test.tolist()]
+    )
+    name = f"{k}-NN"
+    assert knn_accuracy(train, labels, test, predicted, ks=[k], chunk=chunk) == {name: 100}
+    wrong = predicted.clone()
+    wrong[:2] += 1
+    assert knn_accuracy(train, labels, test, wrong, ks=[k], chunk=chunk) == {name: 60}
+
+
+def test_accuracy_matches_scikit_learn_on_the_sample():
+    train, test = cut("train", 1000), cut("test", 200)
+    mean = pixels_of(train).mean(0)
+    features = [(pixels_of(part) - mean).flatten(1) for part in (train, test)]
+    animal = [((part.labels >= 2) & (part.labels <= 7)).long() for part in (train, test)]
+    got = knn_accuracy(features[0], animal[0], features[1], animal[1], ks=(1, 5, 21), chunk=64)
+    assert list(got) == ["1-NN", "5-NN", "21-NN"]
+    for k in (1, 5, 21):  # odd, with two classes: no ties
+        theirs = KNeighborsClassifier(k, metric="cosine", algorithm="brute")
+        theirs.fit(features[0].numpy(), animal[0].numpy())
+        expected = 100 * theirs.score(features[1].numpy(), animal[1].numpy())
+        assert got[f"{k}-NN"] == pytest.approx(expected, abs=1e-9)
+        predicted = torch.from_numpy(theirs.predict(features[1].numpy()))
+        agreed = knn_accuracy(features[0], animal[0], features[1], predicted, ks=[k])
+        assert agreed == {f"{k}-NN": 100}
+
+
+def clusters(count, seed):
+    """Points around ten directions, with the direction as label."""
+    labels = torch.arange(count) % 10
+    return torch.eye(10)[labels] * 5 + 0.3 * random_rows(count, 10, seed), labels
+
+
+def test_separable_classes_are_told_apart_and_shuffled_ones_are_not():
+    (train, labels), (test, truth) = clusters(1000, 0), clusters(500, 1)
+    assert knn_accuracy(train, labels, test, truth) == {"1-NN": 100, "20-NN": 100}
+    shuffled = labels[torch.randperm(1000, generator=torch.Generator().manual_seed(0))]
+    by_chance = knn_accuracy(train, shuffled, test, truth)
+    assert all(5 < accuracy < 16 for accuracy in by_chance.values())
+
+
+def test_length_does_not_matter_only_direction():
+    (train, labels), (test, truth) = clusters(200, 0), clusters(100, 1)
+    train, test = train + 2, test + 2
+    lengths = torch.linspace(0.01, 100, 200)[:, None]
+    assert knn_accuracy(train * lengths, labels, test * 7, truth, ks=(1, 3)) == knn_accuracy(
+        train, labels, test, truth, ks=(1, 3)
+    )
+    expected = KNeighborsClassifier(1, metric="cosine").fit((train * lengths).numpy(), labels)
+    got = knn_accuracy(train * lengths, labels, test, truth, ks=[1])["1-NN"]
+    assert got == pytest.approx(100 * expected.score(test.numpy(), truth.numpy()))
+
+
+def test_more_neighbours_than_pictures_are_refused():
+    train, labels = clusters(10, 0)
+    with pytest.raises(
+        ValueError, match=r"k = 1, 11 on 10 labelled pictures .* need k from 1 to 10"
+    ):
+        knn_accuracy(train, labels, train, labels, ks=(1, 11))
+
+
+def test_a_class_that_training_lacks_is_always_wrong():
+    train, labels = clusters(10, 0)
+    truth = torch.where(labels < 5, labels, 50)
+    assert knn_accuracy(train, labels, train, truth, ks=[1]) == {"1-NN": 50}
+
+
+# The monitor
+
+
+def test_the_monitor_judges_the_backbone_it_is_given():
+    train, held = cut("train", 500), cut("test", 100)
+    features = [normalise(pixels_of(part)).flatten(1) for part in (train, held)]
+    expected = knn_accuracy(features[0], train.labels, features[1], held.labels)
+    monitor = KNNMonitor(train, held, image_size=32)
+    assert monitor(nn.Flatten()) == expected
+    assert 15 < expected["20-NN"] < 60
+    blind = nn.Sequential(nn.AvgPool2d(32), nn.Flatten())
+    assert monitor(blind)["20-NN"] < expected["20-NN"]
+
+
+def test_the_monitor_takes_a_fixed_part_of_a_large_set():
+    train, held = cut("train", 500), cut("test", 100)
+    parts = [KNNMonitor(train, held, image_size=32, most=50).train for _ in range(2)]
+    titles = [[part.title(index) for index in range(len(part))] for part in parts]
+    assert titles[0] == titles[1]
+    assert len(set(titles[0])) == 50
+    assert len(parts[0].labels.unique()) >= 8
+    assert len(KNNMonitor(train, held, image_size=32, most=500).train) == 500
+
+
+def test_the_monitor_leaves_out_a_k_that_a_tiny_set_cannot_have():
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)
+    source = ArraySource(pixels, np.arange(12) % 2, name="toy")
+    assert KNNMonitor(source, source, image_size=32)(nn.Flatten()) == {"1-NN": 100}
+
+
+# The search
+
+
+def assert_exact(found, similarity, count):
+    slots, best = found
+    expected = similarity.topk(count)
+    torch.testing.assert_close(best, expected.values, atol=1e-5, rtol=1e-5)
+    assert torch.equal(slots, expected.indices)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 200_000, 2**24], ids=["tiny", "some", "one"])
+@pytest.mark.parametrize("size", [5, 127, 128, 129, 640, 2560, 2561, 6000])
+def test_search_is_exact(size, chunk_bytes):
+    queries, rows = random_rows(9, 16, 1), random_rows(size, 16, 2)
+    for count in (1, 5):
+        found = nearest(queries, rows, count, chunk_bytes=chunk_bytes)
+        assert_exact(found, queries @ rows.T, count)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 2**24])
+def test_search_is_exact_when_the_best_share_a_block(chunk_bytes):
+    rows = random_rows(4096, 8, 0)
+    rows[1280:1290] = 10 * torch.ones(8) + torch.arange(10)[:, None]
+    slots, _ = nearest(torch.ones(2, 8), rows, 7, chunk_bytes=chunk_bytes)
+    assert slots.tolist() == [list(range(1289, 1282, -1))] * 2
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 2**24])
+@pytest.mark.parametrize("size", [100, 3000])
+def test_search_leaves_out_a_slot_and_an_id(size, chunk_bytes):
+    queries, rows = random_rows(6, 8, 1), random_rows(size, 8, 2)
+    similarity, ids = queries @ rows.T, torch.arange(size) % 7
+    leave_out = similarity.argmax(1)
+    asked = ids[similarity.topk(2).indices[:, 1]]
+    allowed = similarity.masked_fill(asked[:, None] == ids, -torch.inf)
+    allowed.scatter_(1, leave_out[:, None], -torch.inf)
+    found = nearest(
+        queries, rows, 4, leave_out=leave_out, skip=(asked, ids), chunk_bytes=chunk_bytes
+    )
+    assert_exact(found, allowed, 4)
+
+
+def test_search_gives_no_similarity_where_no_row_is_left():
+    rows = random_rows(3, 4)
+    _, best = nearest(rows, rows, 5, leave_out=torch.arange(3))
+    assert best.isinf().sum(1).tolist() == [3, 3, 3]

@@ -1,0 +1,847 @@
+"""Weights of other programs and of ours: known by their keys or refused, and nothing is run."""
+
+import argparse
+import copy
+import math
+import os
+import pickle
+import shutil
+import urllib.error
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torchvision import models
+
+from meanshift import config, load_encoder
+from meanshift.config.recipes import recipe
+from meanshift.models import third_party
+from meanshift.models.encoder import build_backbone
+from meanshift.models.weights import Weights, export, fingerprint, load_weights
+from meanshift.runtime import checkpoint
+from meanshift.training.loop import build_method, pretrain
+
+SLIM = config.Encoder(name="resnet10", width=0.125)
+TITLE = "ResNet-10 of width 0.125"
+SLIM_FEATURES = 64
+
+
+def stirred(network, seed=0):
+    """In eval mode, with statistics of batches that differ from those of a new network."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for module in network.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.uniform_(-0.1, 0.1, generator=generator)
+                module.running_var.uniform_(0.5, 1.5, generator=generator)
+                module.num_batches_tracked.fill_(7)
+    return network.eval()
+
+
+def slim(seed, settings=SLIM):
+    torch.manual_seed(seed)
+    return stirred(build_backbone(settings)[0], seed)
+
+
+@pytest.fixture(scope="module")
+def online():
+    return slim(1)
+
+
+@pytest.fixture(scope="module")
+def follower():
+    return slim(2)
+
+
+@pytest.fixture(scope="module")
+def resnet18():
+    torch.manual_seed(3)
+    return stirred(models.resnet18())
+
+
+def behind(prefix, state):
+    return {prefix + key: tensor for key, tensor in state.items()}
+
+
+def head(prefix, *kinds):
+    """The state of a head as the programs number it: Linear, BatchNorm1d, ReLU, ..."""
+    return behind(prefix, nn.Sequential(*kinds).state_dict())
+
+
+def two_layers(prefix, inputs, outputs):
+    kinds = nn.Linear(inputs, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, outputs)
+    return head(prefix, *kinds)
+
+
+def numbered(network):
+    """As `nn.Sequential(*network.children())` names the same weights, the classifier left out."""
+    return nn.Sequential(*list(network.children())[:-1]).state_dict()
+
+
+def saved(tmp_path, held, name="weights.pth", **options):
+    torch.save(held, tmp_path / name, **options)
+    return tmp_path / name
+
+
+@torch.no_grad()
+def features(network, size=64):
+    pictures = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+    return network(pictures)
+
+
+def beheaded(network, layer="fc"):
+    """The original network without its classifier, by other means than the package's own."""
+    network = copy.deepcopy(network)
+    parent, _, child = layer.rpartition(".")
+    setattr(network.get_submodule(parent), child, nn.Identity())
+    return network.eval()
+
+
+def assert_loaded(weights, original):
+    """The very weights of the original, in eval mode, with its very output."""
+    kept, state = original.state_dict(), weights.backbone.state_dict()
+    assert state.keys() == kept.keys()
+    assert all(torch.equal(state[key], kept[key]) for key in kept)
+    assert not any(module.training for module in weights.backbone.modules())
+    assert torch.equal(features(weights.backbone), features(original))
+
+
+def refused(spec):
+    """The words with which weights are refused."""
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        load_weights(spec)
+    assert type(caught.value) is ValueError
+    return str(caught.value)
+
+
+# Recognised by their keys.
+
+
+def authors(q, t):
+    q, t = (
+        behind(f"encoder_{name}.module.", state | two_layers("fc.", SLIM_FEATURES, 16))
+        for name, state in (("q", q), ("t", t))
+    )
+    state = q | t | two_layers("predict_q.module.", 16, 16)
+    state |= {"queue": torch.randn(8, 16), "labels": torch.zeros(8), "queue_ptr": torch.zeros(1)}
+    momenta = {0: {"momentum_buffer": torch.randn(3)}}
+    opt = argparse.Namespace(arch="resnet10", lr=0.05, augs=["weak", "strong"], resume=None)
+    optimizer = {"state": momenta, "param_groups": [{"lr": 0.05, "params": [0]}]}
+    return {"opt": opt, "state_dict": state, "optimizer": optimizer, "epoch": 200}
+
+
+def moco(q, k, *, layers):
+    heads = {1: [nn.Linear(64, 16)], 2: [nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16)]}[layers]
+    tail = head("fc.", *heads) if layers == 2 else behind("fc.", heads[0].state_dict())
+    state = behind("module.encoder_q.", q | tail) | behind("module.encoder_k.", k | tail)
+    state |= {"module.queue": torch.randn(16, 8), "module.queue_ptr": torch.zeros(1)}
+    return {"epoch": 200, "arch": "resnet10", "state_dict": state, "optimizer": {"state": {}}}
+
+
+def simsiam(q, _):
+    state = behind("module.encoder.", q | two_layers("fc.", SLIM_FEATURES, 16))
+    state |= two_layers("module.predictor.", 16, 16)
+    return {"epoch": 100, "arch": "resnet10", "state_dict": state}
+
+
+def lucidrains(q, t, *, outer=False):
+    """As `BYOL(net).state_dict()`; `outer` with the network's own name for the same weights."""
+    state = behind("net.", q) if outer else {}
+    for name, inner in (("online_encoder", q), ("target_encoder", t)):
+        state |= behind(f"{name}.net.", inner | behind("fc.", nn.Linear(64, 10).state_dict()))
+        state |= two_layers(f"{name}.projector.", SLIM_FEATURES, 16)
+    return state | two_layers("online_predictor.", 16, 16)
+
+
+def sthalles(q, t, *, encoder=False):
+    """Networks cut into a Sequential; `encoder` with an older version's second copy."""
+    held = {
+        f"{name}_network_state_dict": behind("encoder.", state)
+        | two_layers("projetion.net.", SLIM_FEATURES, 16)
+        for name, state in (("online", q), ("target", t))
+    }
+    again = {"encoder_state_dict": q} if encoder else {}
+    return {**again, **held, "optimizer_state_dict": {"state": {0: {"m": torch.zeros(3)}}}}
+
+
+def flat_byol(q, t):
+    state = behind("online_net.backbone.", q) | behind("target_net.backbone.", t)
+    return {"state_dict": state | two_layers("predictor.", 16, 16), "epoch": 3}
+
+
+LAYOUTS = {
+    "MSF": (authors, f"authors' MSF, {TITLE}, epoch 200"),
+    "MoCo v1": (lambda q, t: moco(q, t, layers=1), f"MoCo v1, {TITLE}, epoch 200"),
+    "MoCo v2": (lambda q, t: moco(q, t, layers=2), f"MoCo v2, {TITLE}, epoch 200"),
+    "SimSiam": (simsiam, f"SimSiam, {TITLE}, epoch 100"),
+    "BYOL, lucidrains": (lucidrains, f"BYOL, {TITLE}"),
+    "BYOL, lucidrains, whole": (lambda q, t: lucidrains(q, t, outer=True), f"BYOL, {TITLE}"),
+    "BYOL, flat": (flat_byol, f"BYOL, {TITLE}, epoch 3"),
+    "DINO": (
+        lambda q, t: {"student": behind("module.backbone.", q), "teacher": behind("backbone.", t)},
+        f"weights of an unknown program under 'student/module.backbone.', {TITLE}",
+    ),
+    "one under another name": (
+        lambda q, _: {"state_dict": behind("trunk.", q)},
+        f"weights of an unknown program under 'state_dict/trunk.', {TITLE}",
+    ),
+}
+
+
+def turned(held):
+    """The same with everything in the opposite order, so that those that follow come first."""
+    if not isinstance(held, dict):
+        return held
+    return {key: turned(held[key]) for key in reversed(held)}
+
+
+@pytest.mark.parametrize("order", [lambda held: held, turned], ids=["as saved", "turned"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_online_backbone_is_found_in_files_of(layout, order, tmp_path, online, follower):
+    make, title = LAYOUTS[layout]
+    held = order(make(online.state_dict(), follower.state_dict()))
+    weights = load_weights(saved(tmp_path, held))
+    assert weights.title == title
+    assert_loaded(weights, online)
+    assert not torch.equal(features(weights.backbone), features(follower))
+    assert (weights.image_size, weights.config) == (224, None)
+    assert weights.home == Path(f"judged/weights-{fingerprint(weights.backbone)[:6]}")
+
+
+@pytest.mark.parametrize("encoder", [False, True])
+def test_a_network_cut_into_a_sequence_is_found_by_its_numbers(tmp_path, online, follower, encoder):
+    held = sthalles(numbered(online), numbered(follower), encoder=encoder)
+    assert "online_network_state_dict" in held and "0.weight" in numbered(online)
+    weights = load_weights(saved(tmp_path, held))
+    assert weights.title == f"BYOL, {TITLE}"
+    assert_loaded(weights, online)
+
+
+def test_the_authors_own_resnet_50_is_recognised(tmp_path):
+    torch.manual_seed(0)
+    network = stirred(models.resnet50())
+    network.fc = nn.Sequential(
+        nn.Linear(2048, 4096), nn.BatchNorm1d(4096), nn.ReLU(), nn.Linear(4096, 512)
+    ).eval()
+    online = network.state_dict()
+    follows = {key: torch.zeros(()).to(t.dtype).expand(t.shape) for key, t in online.items()}
+    state = behind("encoder_q.module.", online) | behind("encoder_t.module.", follows)
+    state |= {"queue": torch.randn(4, 512), "labels": torch.zeros(4), "queue_ptr": torch.zeros(1)}
+    opt = argparse.Namespace(arch="resnet50", epochs=200, topk=10)
+    held = {"opt": opt, "state_dict": state, "optimizer": {"state": {}}, "epoch": 200}
+    weights = load_weights(saved(tmp_path, held))
+    assert weights.title == "authors' MSF, ResNet-50, epoch 200"
+    assert_loaded(weights, beheaded(network))
+    with torch.no_grad():
+        embeddings = weights.projector(features(weights.backbone))
+    assert embeddings.shape == (2, 512)
+    assert torch.equal(embeddings, features(network))
+
+
+def test_the_authors_projector_is_that_of_their_online_encoder(tmp_path, online, follower):
+    held = authors(online.state_dict(), follower.state_dict())
+    weights = load_weights(saved(tmp_path, held))
+    state, start = held["state_dict"], "encoder_q.module.fc."
+    kept = weights.projector.state_dict()
+    assert {start + key for key in kept} == {key for key in state if key.startswith(start)}
+    assert all(torch.equal(kept[key], state[start + key]) for key in kept)
+    assert not weights.projector.training
+    assert weights.projector(features(weights.backbone)).shape == (2, 16)
+
+
+def test_a_head_that_is_not_the_authors_is_no_projector(tmp_path, online, follower):
+    held = authors(online.state_dict(), follower.state_dict())
+    held["state_dict"] |= head("encoder_q.module.fc.", *[nn.Linear(16, 16)] * 7)
+    weights = load_weights(saved(tmp_path, held))
+    assert weights.projector is None
+    assert_loaded(weights, online)
+
+
+WRAPPED = {
+    "bare": lambda state: state,
+    "module.": lambda state: behind("module.", state),
+    "state_dict": lambda state: {"state_dict": state},
+    "model": lambda state: {"model": state, "best_acc": 0.5},
+    "model, module.": lambda state: {"model": behind("module.", state)},
+    "state_dict, model.": lambda state: {"state_dict": behind("model.", state)},
+}
+
+
+@pytest.mark.parametrize("wrapped", WRAPPED)
+def test_a_bare_network_is_recognised_under(wrapped, tmp_path, online):
+    state = online.state_dict() | behind("fc.", nn.Linear(SLIM_FEATURES, 10).state_dict())
+    weights = load_weights(saved(tmp_path, WRAPPED[wrapped](state)))
+    assert weights.title == f"torchvision or timm, {TITLE}"
+    assert_loaded(weights, online)
+
+
+def test_torchvisions_resnet_is_recognised(tmp_path, resnet18):
+    """timm's ResNets of the plain stem have the same keys and shapes."""
+    weights = load_weights(saved(tmp_path, resnet18.state_dict()))
+    assert weights.title == "torchvision or timm, ResNet-18"
+    assert_loaded(weights, beheaded(resnet18))
+
+
+@pytest.mark.parametrize("metadata", [None, {"format": "pt"}])
+def test_a_safetensors_file_is_recognised(tmp_path, resnet18, metadata):
+    """With the note that timm and others put into it, too."""
+    path = tmp_path / "model.safetensors"
+    save_file(resnet18.state_dict(), path, metadata)
+    weights = load_weights(path)
+    assert weights.title == "torchvision or timm, ResNet-18"
+    assert_loaded(weights, beheaded(resnet18))
+
+
+def test_a_legacy_file_is_recognised(tmp_path, online):
+    path = saved(tmp_path, online.state_dict(), _use_new_zipfile_serialization=False)
+    assert_loaded(load_weights(path), online)
+
+
+def test_old_weights_without_counters_of_batches_are_whole(tmp_path, online):
+    state = {k: v for k, v in online.state_dict().items() if "num_batches" not in k}
+    weights = load_weights(saved(tmp_path, state))
+    assert torch.equal(features(weights.backbone), features(online))
+
+
+def test_weights_in_half_precision_become_float32(tmp_path, online):
+    state = {k: v.half() if v.is_floating_point() else v for k, v in online.state_dict().items()}
+    backbone = load_weights(saved(tmp_path, state)).backbone
+    kept = backbone.state_dict()
+    assert kept["conv1.weight"].dtype == torch.float32
+    assert all(torch.equal(kept[key].to(state[key].dtype), state[key]) for key in state)
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("mobilenet_v3_small", "classifier.3"),
+        ("mnasnet0_5", "classifier.1"),  # reads a version beside its weights
+        ("shufflenet_v2_x0_5", "fc"),  # after the regnets, which compute while they are built
+        pytest.param("regnet_x_400mf", "fc", marks=pytest.mark.slow),
+    ],
+)
+def test_other_networks_of_torchvision_are_recognised(tmp_path, name, layer):
+    torch.manual_seed(0)
+    network = stirred(models.get_model(name, weights=None))
+    weights = load_weights(saved(tmp_path, {"state_dict": network.state_dict()}))
+    assert weights.title == f"torchvision or timm, {name}"
+    assert_loaded(weights, beheaded(network, layer))
+
+
+@pytest.mark.parametrize(
+    "name", ["resnext50_32x4d", pytest.param("wide_resnet50_2", marks=pytest.mark.slow)]
+)
+def test_relatives_with_the_keys_of_a_resnet_50_are_told_apart(tmp_path, name):
+    with torch.device("meta"):
+        network = models.get_model(name, weights=None)
+        plain = models.resnet50(weights=None)
+    assert network.state_dict().keys() == plain.state_dict().keys()
+    state = {k: torch.rand(()).to(t.dtype).expand(t.shape) for k, t in network.state_dict().items()}
+    weights = load_weights(saved(tmp_path, state))
+    assert weights.title == f"torchvision or timm, {name}"
+    assert str(weights.backbone) == str(beheaded(network)) != str(beheaded(plain))
+    kept = weights.backbone.state_dict()
+    assert all(torch.equal(kept[key], state[key]) for key in kept)
+
+
+def test_a_small_stem_is_told_with_what_is_assumed(tmp_path):
+    network = slim(0, config.Encoder(name="resnet10", stem="small", width=0.25))
+    weights = load_weights(saved(tmp_path, network.state_dict()))
+    told = "torchvision or timm, ResNet-10 of width 0.25, 3x3 stem of stride 1 assumed"
+    assert (weights.title, weights.image_size) == (told, 32)
+    assert_loaded(weights, network)
+
+
+def test_numbers_of_numpy_are_accepted(tmp_path, online):
+    held = {
+        "state_dict": online.state_dict(),
+        "best_acc": np.float64(1.0),
+        "others": [np.float32(2.5), np.float16(1), np.int64(3), np.int32(4), np.bool_(True)],
+        "opt": argparse.Namespace(lr=np.float64(0.05)),
+    }
+    for legacy in (False, True):
+        path = saved(tmp_path, held, _use_new_zipfile_serialization=not legacy)
+        read = third_party.read_file(path)
+        assert (read["best_acc"], read["others"]) == (1.0, [2.5, 1, 3, 4, True])
+        assert read["opt"].lr == 0.05
+        assert_loaded(load_weights(path), online)
+
+
+# Refused, with the right words.
+
+
+def test_a_renamed_key_is_refused_with_the_nearest(tmp_path, online):
+    state = online.state_dict()
+    state["layer3.0.conv2.wieght"] = state.pop("layer3.0.conv2.weight")
+    words = refused(saved(tmp_path, {"state_dict": state}))
+    assert f"is {TITLE} behind 'state_dict/' only in part, 2 keys do not fit its 72" in words
+    missing, unknown = words.splitlines()[1:]
+    assert "layer3.0.conv2.weight is missing; nearest there: " in missing
+    assert missing.endswith("layer3.0.conv2.wieght")
+    assert "layer3.0.conv2.wieght is unknown; nearest known: layer3.0.conv2.weight" in unknown
+
+
+@pytest.mark.parametrize("key", ["conv1.weight", "layer1.0.bn2.weight", "bn1.running_var"])
+def test_a_missing_key_is_refused(tmp_path, resnet18, key):
+    state = resnet18.state_dict()
+    del state[key]
+    words = refused(saved(tmp_path, state))
+    assert "is ResNet-18 behind '' only in part, 1 keys do not fit its 120" in words
+    assert f"{key} is missing; nearest there: " in words
+
+
+def test_a_wrong_shape_is_refused(tmp_path, online):
+    state = online.state_dict() | {"layer4.0.conv1.weight": torch.zeros(64, 32, 1, 1)}
+    words = refused(saved(tmp_path, state))
+    assert "layer4.0.conv1.weight has the shape (64, 32, 1, 1), need (64, 32, 3, 3)" in words
+
+
+def test_layers_that_no_known_network_has_are_refused(tmp_path, online):
+    squeeze = {f"layer{i}.0.se.fc1.weight": torch.zeros(2, 8, 1, 1) for i in (1, 2)}
+    words = refused(saved(tmp_path, online.state_dict() | squeeze))
+    assert "2 keys do not fit" in words
+    assert "layer1.0.se.fc1.weight is unknown; nearest known: layer1.0." in words
+
+
+@pytest.mark.parametrize("layout", ["MSF", "MoCo v2", "BYOL, lucidrains", "BYOL, flat", "DINO"])
+@pytest.mark.parametrize("key", ["layer2.0.bn1.bias", "layer1.0.conv1.weight", "conv1.weight"])
+def test_a_whole_follower_never_stands_in_for_a_broken_online_backbone(
+    tmp_path, online, follower, layout, key
+):
+    broken = online.state_dict()
+    broken[key + "_renamed"] = broken.pop(key)
+    words = refused(saved(tmp_path, LAYOUTS[layout][0](broken, follower.state_dict())))
+    assert "only in part" in words and f"{key} is missing; nearest there: " in words
+    assert not any(name in words.partition("\n")[0] for name in ("encoder_t", "_k.", "target"))
+
+
+def test_a_whole_backbone_is_not_taken_while_another_is_broken(tmp_path, online, follower):
+    broken = follower.state_dict()
+    del broken["bn1.bias"]
+    held = behind("left.", online.state_dict()) | behind("right.", broken)
+    assert f"is {TITLE} behind 'right.' only in part" in refused(saved(tmp_path, held))
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [("a.", "b."), ("semantic.", "visual."), ("encoder_tiny.", "encoder_kind."), ("left/", "r.")],
+)
+@pytest.mark.parametrize("other", [SLIM, config.Encoder(name="resnet18", width=0.25)])
+def test_two_backbones_under_unknown_names_are_refused(tmp_path, online, one, two, other):
+    """Also of two kinds, and under names that only look as if one followed the other."""
+    held = behind(one, online.state_dict()) | behind(two, slim(5, other).state_dict())
+    words = refused(saved(tmp_path, held))
+    assert "holds 2 backbones, under " in words and "save the one to judge alone" in words
+    assert repr(one) in words and repr(two) in words
+
+
+def test_the_same_backbone_saved_twice_is_one(tmp_path, online):
+    held = behind("a.", online.state_dict()) | behind("b.", online.state_dict())
+    assert_loaded(load_weights(saved(tmp_path, held)), online)
+
+
+def test_a_file_of_nothing_known_is_refused(tmp_path):
+    words = refused(saved(tmp_path, nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).state_dict()))
+    assert "no known network in its 4 tensors (0.weight, 0.bias, 1.weight, 1.bias)" in words
+    assert "layer1.0.conv1.weight" in words
+
+
+def test_a_network_that_ends_in_no_linear_layer_is_refused(tmp_path):
+    words = refused(saved(tmp_path, models.squeezenet1_1().state_dict()))
+    assert "no known network in its 52 tensors (features.0.weight, " in words
+
+
+@pytest.mark.slow
+def test_a_large_file_of_nothing_known_is_refused(tmp_path):
+    """As large as any network, so that every one of torchvision is tried."""
+    words = refused(saved(tmp_path, {"blocks.0.weight": torch.zeros(()).expand(2_000, 500_000)}))
+    assert "no known network in its 1 tensors (blocks.0.weight)" in words
+
+
+@pytest.mark.parametrize("held", [{}, {"epoch": 3, "state_dict": {}}, [1, 2], "words", None])
+def test_a_file_without_tensors_is_refused(tmp_path, held):
+    assert "holds no tensors" in refused(saved(tmp_path, held))
+
+
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.999])
+@pytest.mark.parametrize("suffix", ["pth", "legacy.pth", "safetensors"])
+def test_a_truncated_file_is_refused(tmp_path, online, share, suffix):
+    path = tmp_path / f"cut.{suffix}"
+    if suffix == "safetensors":
+        save_file(online.state_dict(), path)
+    else:
+        torch.save(online.state_dict(), path, _use_new_zipfile_serialization=suffix == "pth")
+    assert_loaded(load_weights(path), online)
+    content = path.read_bytes()
+    path.write_bytes(content[: math.floor(len(content) * share)])
+    words = refused(path)
+    assert str(path) in words
+    assert "no weights that can be read" in words or "not a whole safetensors file" in words
+
+
+@pytest.mark.parametrize("name", ["empty.pth", "empty.safetensors"])
+@pytest.mark.parametrize("content", [b"", b"no weights, but a text of several words\n" * 9])
+def test_an_empty_or_foreign_file_is_refused(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    words = refused(tmp_path / name)
+    assert "no weights that can be read" in words or "not a whole safetensors file" in words
+
+
+@pytest.mark.parametrize("name", ["none.pth", "none.safetensors", "none"])
+def test_a_missing_path_is_refused_with_what_could_be_named(tmp_path, name):
+    words = refused(tmp_path / name)
+    assert f"{name}: not found; need a run directory, a file of weights, torchvision:NAME" in words
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    assert "not a run directory (no config.json)" in refused(tmp_path)
+    assert "not a run directory (no config.json)" in refused(f"untrained:{tmp_path}")
+
+
+# Hostile files.
+
+
+class Runs:
+    """Unpickled by anyone who allows it, this makes a file."""
+
+    def __init__(self, made, how):
+        self.made, self.how = str(made), how
+
+    def __reduce__(self):
+        if self.how == "system":
+            return os.system, (f"touch '{self.made}'",)
+        if self.how == "touch":
+            return Path.touch, (Path(self.made),)
+        return eval, (f"open({self.made!r}, 'w').close()",)
+
+
+NAMED = {"system": f"{os.system.__module__}.system", "touch": "getattr", "eval": "eval"}
+FORMATS = {
+    "zip": lambda held, path: torch.save(held, path),
+    "legacy": lambda held, path: torch.save(held, path, _use_new_zipfile_serialization=False),
+    "raw pickle": lambda held, path: path.write_bytes(pickle.dumps(held, protocol=2)),
+    "raw pickle of today": lambda held, path: path.write_bytes(pickle.dumps(held)),
+}
+NESTED = {
+    "alone": lambda runs, _: runs,
+    "beside weights": lambda runs, state: {"epoch": runs, "state_dict": state},
+    "among options": lambda runs, state: {
+        "opt": argparse.Namespace(lr=0.05, inner=argparse.Namespace(deep=[{"er": runs}])),
+        "state_dict": state,
+    },
+}
+
+
+def run_by(path, kind):
+    """What a reader does who trusts the file."""
+    if kind.startswith("raw"):
+        pickle.loads(path.read_bytes())
+    else:
+        torch.load(path, weights_only=False)
+
+
+@pytest.mark.parametrize("how", NAMED)
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("nested", NESTED)
+def test_a_hostile_pickle_is_refused_and_runs_nothing(tmp_path, how, kind, nested):
+    made, path = tmp_path / "made", tmp_path / "hostile.pth"
+    state = {"conv1.weight": torch.zeros(2)}
+    FORMATS[kind](NESTED[nested](Runs(made, how), state), path)
+    words = refused(path)
+    assert not made.exists()
+    if kind == "raw pickle of today":  # of a protocol that the safe reader does not know
+        assert "no weights that can be read" in words
+    else:
+        assert f"asks for the Python object {NAMED[how]}, which is refused" in words
+    assert refused(f"torchvision:resnet18={path}") == words
+    assert not made.exists()
+    run_by(path, kind)
+    assert made.exists()  # so this could have failed
+
+
+def test_reading_allows_nothing_to_later_readers(tmp_path, online):
+    before = set(torch.serialization.get_safe_globals())
+    held = {"state_dict": online.state_dict(), "opt": argparse.Namespace(lr=np.float64(1))}
+    path = saved(tmp_path, held)
+    load_weights(path)
+    assert set(torch.serialization.get_safe_globals()) == before
+    with pytest.raises(pickle.UnpicklingError, match=r"argparse\.Namespace"):
+        torch.load(path, weights_only=True)
+
+
+# torchvision's own.
+
+
+def test_a_network_of_torchvision_without_weights_says_so_and_is_always_the_same():
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    one, two = load_weights("torchvision:resnet18"), load_weights("torchvision:resnet18")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert one.title == two.title == "torchvision's ResNet-18, UNTRAINED"
+    assert fingerprint(one.backbone) == fingerprint(two.backbone)
+    assert_loaded(one, two.backbone)
+    assert features(one.backbone).shape == (2, 512)
+    assert one.home == Path("judged/resnet18")
+
+
+def test_a_file_can_be_named_as_a_network_of_torchvision(tmp_path, resnet18):
+    path = saved(tmp_path, {"state_dict": behind("strange.", resnet18.state_dict())})
+    weights = load_weights(f"torchvision:resnet18={path}")
+    assert weights.title == f"{path} as torchvision's ResNet-18"
+    assert_loaded(weights, beheaded(resnet18))
+    words = refused(f"torchvision:resnet34={path}")
+    assert "is ResNet-34 behind 'state_dict/strange.' only in part" in words
+    assert "layer1.2.conv1.weight is missing" in words
+
+
+def test_naming_the_network_decides_between_two_kinds_and_not_between_equals(tmp_path, online):
+    named = slim(6, config.Encoder(name="resnet10"))
+    state = named.state_dict()
+    path = saved(tmp_path, behind("a.", online.state_dict()) | behind("b.", state))
+    assert "holds 2 backbones" in refused(path)
+    assert_loaded(load_weights(f"torchvision:resnet10={path}"), named)
+    same = {key: torch.zeros(()).to(t.dtype).expand(t.shape) for key, t in state.items()}
+    path = saved(tmp_path, behind("a.", same) | behind("b.", state))
+    assert "holds 2 backbones" in refused(f"torchvision:resnet10={path}")
+    path = saved(tmp_path, behind("target.", same) | behind("b.", state))
+    assert_loaded(load_weights(f"torchvision:resnet10={path}"), named)
+
+
+@pytest.mark.parametrize("name", ["none.pth", "none.safetensors"])
+def test_a_missing_file_of_a_named_network_is_refused(tmp_path, name):
+    assert name in refused(f"torchvision:resnet18={tmp_path / name}")
+
+
+def test_unknown_names_of_torchvision_are_refused():
+    assert "got 'nonsense', need a torchvision backbone" in refused("torchvision:nonsense")
+    assert "got 'resnet81', need " in refused("torchvision:resnet81")
+    words = refused("torchvision:resnet18:NOPE")
+    assert words == "torchvision:resnet18:NOPE: need one of IMAGENET1K_V1"
+    words = refused("torchvision:resnet50:IMAGENET1K_V3")
+    assert words.endswith("need one of IMAGENET1K_V1, IMAGENET1K_V2")
+
+
+@pytest.fixture
+def downloaded(tmp_path, monkeypatch):
+    """Puts a file where torchvision keeps the weights that it has downloaded."""
+    monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path / "hub"))
+
+    def unreachable(*_, **__):
+        raise urllib.error.URLError("no network in a test")
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", unreachable)
+
+    def put(weights, held):
+        path = tmp_path / "hub" / "checkpoints" / Path(weights.url).name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(held, path)
+
+    return put
+
+
+def test_weights_of_torchvision_are_those_that_it_downloads(downloaded, resnet18):
+    downloaded(models.ResNet18_Weights.IMAGENET1K_V1, resnet18.state_dict())
+    weights = load_weights("torchvision:resnet18:IMAGENET1K_V1")
+    assert weights.title == "torchvision's ResNet-18, IMAGENET1K_V1"
+    assert (weights.image_size, weights.home) == (224, Path("judged/resnet18-IMAGENET1K_V1"))
+    assert_loaded(weights, beheaded(resnet18))
+
+
+@pytest.mark.slow
+def test_weights_of_torchvision_see_pictures_of_their_own_size(downloaded):
+    network = stirred(models.efficientnet_b1())
+    downloaded(models.EfficientNet_B1_Weights.IMAGENET1K_V1, network.state_dict())
+    weights = load_weights("torchvision:efficientnet_b1:IMAGENET1K_V1")
+    assert weights.image_size == 240
+    assert_loaded(weights, beheaded(network, "classifier.1"))
+
+
+def test_weights_of_torchvision_see_pictures_as_they_were_trained(downloaded):
+    network = stirred(models.googlenet(init_weights=False, transform_input=True))
+    downloaded(models.GoogLeNet_Weights.IMAGENET1K_V1, network.state_dict())
+    weights = load_weights("torchvision:googlenet:IMAGENET1K_V1")
+    assert torch.equal(features(weights.backbone), features(beheaded(network)))
+
+
+def test_a_failed_download_is_told(downloaded):  # noqa: ARG001
+    words = refused("torchvision:resnet18:IMAGENET1K_V1")
+    assert "torchvision:resnet18:IMAGENET1K_V1: the download failed" in words
+    assert "no network in a test" in words
+
+
+def test_a_hostile_download_runs_nothing(tmp_path, downloaded):
+    made = tmp_path / "made"
+    downloaded(models.ResNet18_Weights.IMAGENET1K_V1, {"conv1.weight": Runs(made, "eval")})
+    assert "the download failed" in refused("torchvision:resnet18:IMAGENET1K_V1")
+    assert not made.exists()
+
+
+def test_pixels_are_weights_too():
+    weights = load_weights("pixels")
+    assert weights.title == "raw pixels at 32x32"
+    assert features(weights.backbone, 32).shape == features(weights.backbone, 40).shape == (2, 3072)
+
+
+# Our own.
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run of two epochs on random arrays."""
+    root = tmp_path_factory.mktemp("run")
+    random = np.random.default_rng(0)
+    np.save(root / "pictures.npy", random.integers(0, 256, (24, 16, 16, 3), dtype=np.uint8))
+    settings = {
+        "data.source": str(root / "pictures.npy"), "data.image_size": 16, "data.workers": 0,
+        "data.held_out": "none", "encoder.name": "resnet10", "encoder.width": 0.125,
+        "encoder.stem": "small-stride2", "method.bank_size": 16, "train.batch_size": 8,
+        "train.epochs": 2, "train.warmup_epochs": 0, "train.snapshots": 2, "train.device": "cpu",
+    }  # fmt: skip
+    return pretrain(recipe("small").with_overrides(settings), root / "run")
+
+
+@pytest.fixture
+def own(run, tmp_path):
+    """A copy of the run that a test may spoil."""
+    return Path(shutil.copytree(run, tmp_path / "own"))
+
+
+def checkpoints(run):
+    return sorted((run / "checkpoints").glob("step-*.pt"))
+
+
+def test_a_run_is_its_newest_checkpoint(run):
+    weights = load_weights(run)
+    newest = checkpoints(run)[-1]
+    state = checkpoint.read(newest)["method"]
+    kept = weights.backbone.state_dict()
+    assert all(torch.equal(kept[key], state[f"online.backbone.{key}"]) for key in kept)
+    assert any(not torch.equal(kept[key], state[f"target.backbone.{key}"]) for key in kept)
+    assert weights.title == "our msf, resnet10, small-stride2 stem, width 0.125, step 6"
+    assert (weights.home, weights.name, weights.image_size) == (run, "", 16)
+    assert not any(module.training for module in weights.backbone.modules())
+    assert weights.projector(features(weights.backbone, 16)).shape == (2, 16)
+    assert fingerprint(load_encoder(run)) == fingerprint(weights.backbone)
+    alone = load_weights(newest)
+    assert fingerprint(alone.backbone) == fingerprint(weights.backbone)
+    assert (alone.home, alone.name) == (run, newest.stem)
+
+
+def test_each_checkpoint_of_a_run_has_its_own_weights(run, tmp_path):
+    first, last = checkpoints(run)
+    one, two = load_weights(first), load_weights(last)
+    assert one.title.endswith("step 3") and two.title.endswith("step 6")
+    assert fingerprint(one.backbone) != fingerprint(two.backbone)
+    away = load_weights(shutil.copy(first, tmp_path / "mine.pt"))
+    assert fingerprint(away.backbone) == fingerprint(one.backbone)
+    assert (away.home, away.name) == (Path("judged/mine"), "")
+
+
+def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_is_used(own):
+    first, last = checkpoints(own)
+    last.write_bytes(last.read_bytes()[:1000])
+    with pytest.warns(UserWarning, match=rf"{last.name}.*step 3 is used instead"):
+        weights = load_weights(own)
+    assert fingerprint(weights.backbone) == fingerprint(load_weights(first).backbone)
+
+
+def test_a_run_without_checkpoints_is_refused(own):
+    for path in checkpoints(own):
+        path.unlink()
+    assert "no checkpoint yet" in refused(own)
+
+
+def test_a_hostile_checkpoint_in_a_run_runs_nothing(own, tmp_path):
+    for path in checkpoints(own):
+        torch.save({"format": 1, "step": Runs(tmp_path / "made", "eval")}, path)
+    assert "none of its checkpoints can be read" in refused(own)
+    assert "asks for the Python object eval" in refused(checkpoints(own)[0])
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_snapshot_is_refused(run):
+    moment = min((run / "snapshots").glob("*.pt"))
+    words = refused(moment)
+    assert words == f"{moment}: holds no whole model; need a run directory or its checkpoints/*.pt"
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pth", "pt"])
+def test_an_exported_encoder_comes_back_bit_for_bit(run, tmp_path, suffix):
+    weights = load_weights(run)
+    path = export(weights, tmp_path / f"encoder.{suffix}")
+    back = load_weights(path)
+    assert fingerprint(back.backbone) == fingerprint(weights.backbone)
+    assert back.title == f"exported by meanshift, {weights.title}"
+    home = Path(f"judged/encoder-{fingerprint(back.backbone)[:6]}")
+    assert (back.image_size, back.home) == (16, home)
+    assert_loaded(back, weights.backbone)
+
+
+def test_torchvision_can_load_what_is_exported(tmp_path, resnet18):
+    settings = config.Config(encoder=config.Encoder(name="resnet18"))
+    given = {"title": "ours", "image_size": 224, "home": tmp_path, "config": settings}
+    weights = Weights("ours", beheaded(resnet18), **given)
+    path = export(weights, tmp_path / "encoder.safetensors")
+    network = models.resnet18()
+    wrong = network.load_state_dict(load_file(path), strict=False)
+    assert (wrong.missing_keys, wrong.unexpected_keys) == (["fc.weight", "fc.bias"], [])
+    assert torch.equal(features(beheaded(network)), features(weights.backbone))
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pth"])
+def test_a_spoilt_export_is_refused(run, tmp_path, suffix):
+    path = export(load_weights(run), tmp_path / f"encoder.{suffix}")
+    held = third_party.read_file(path)
+    del held.get("state_dict", held)["conv1.weight"]
+    if suffix == "pth":
+        torch.save(held, path)
+    else:
+        save_file(
+            {k: v for k, v in held.items() if k != "meanshift"},
+            path,
+            {"meanshift": held["meanshift"]},
+        )
+    words = refused(path)
+    assert "not a whole exported encoder" in words and "conv1.weight" in words
+
+
+def test_only_our_own_weights_are_exported_and_only_to_known_formats(run, tmp_path):
+    with pytest.raises(ValueError, match=r"ends in \.safetensors, \.pt or \.pth"):
+        export(load_weights(run), tmp_path / "encoder.onnx")
+    with pytest.raises(ValueError, match="need a run directory or one of its checkpoints"):
+        export(load_weights("torchvision:resnet18"), tmp_path / "encoder.pth")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_untrained_encoder_is_the_one_that_the_run_began_with(run):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    weights = load_weights(f"untrained:{run}")
+    assert torch.equal(torch.get_rng_state(), before)
+    method = build_method(load_weights(run).config)
+    assert fingerprint(weights.backbone) == fingerprint(method.online.backbone)
+    assert fingerprint(weights.projector) == fingerprint(method.online.projector)
+    assert fingerprint(weights.backbone) != fingerprint(load_weights(run).backbone)
+    assert_loaded(weights, method.online.backbone.eval())
+    assert weights.title.endswith("before its first step")
+    assert (weights.spec, weights.home, weights.name) == (f"untrained:{run}", run, "untrained")
+    moment = checkpoint.read(min((run / "snapshots").glob("*.pt")))  # of epoch 0, in half precision
+    kept = weights.backbone.state_dict()
+    assert all(torch.equal(kept[k].to(v.dtype), v) for k, v in moment["weights"].items())
+
+
+@pytest.mark.parametrize(
+    "key", ["conv1.weight", "layer4.0.bn2.bias", "bn1.running_var", "bn1.num_batches_tracked"]
+)
+def test_a_fingerprint_sees_a_single_bit(key):
+    network = slim(0, config.Encoder(name="resnet10", width=0.125))
+    before = fingerprint(network)
+    assert fingerprint(copy.deepcopy(network)) == before
+    octets = network.state_dict()[key].reshape(-1).view(torch.uint8)
+    octets[-1] ^= 1
+    assert fingerprint(network) != before
+    octets[-1] ^= 1
+    assert fingerprint(network) == before

@@ -1,0 +1,295 @@
+"""The picture of detections: right boxes in right styles, and tags that fit any photograph."""
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from PIL import Image
+
+from meanshift.ops.average_precision import Found, Truth
+from meanshift.viz import detections, style
+from meanshift.viz.detections import FALSE, FOUND, HARD, MISSED
+
+CLASSES = ["cat", "dog"]
+
+
+def photo(height=300, width=400, grey=128):
+    return torch.full((3, height, width), grey, dtype=torch.uint8)
+
+
+def truth(boxes=(), labels=(), difficult=None):
+    hard = [False] * len(boxes) if difficult is None else difficult
+    return Truth(
+        torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4),
+        torch.tensor(labels, dtype=torch.int64),
+        torch.tensor(hard, dtype=torch.bool),
+    )
+
+
+def found(boxes=(), scores=(), labels=()):
+    return Found(
+        torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4),
+        torch.tensor(scores, dtype=torch.float32),
+        torch.tensor(labels, dtype=torch.int64),
+    )
+
+
+def draw(pictures, truths, founds, titles=None, **options):
+    titles = [f"VOC2007/{i:06d}" for i in range(len(pictures))] if titles is None else titles
+    return detections.draw(
+        pictures, truths, founds, titles=titles, **{"classes": CLASSES, **options}
+    )
+
+
+def words(figure):
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
+def tags(figure):
+    return [text for text in figure.axes[0].texts if text.get_color() == "white"]
+
+
+def boxes_of(figure, style):
+    """The closed lines of one style: (left, top, right, bottom) in pixels of the sheet."""
+    return [
+        (min(line.get_xdata()), min(line.get_ydata()), max(line.get_xdata()), max(line.get_ydata()))
+        for line in figure.axes[0].lines
+        if line.get_color() == style.colour and len(line.get_xdata()) == 5
+    ]
+
+
+def canvas_of(figure):
+    figure.dpi = style.DPI
+    return FigureCanvasAgg(figure)
+
+
+def pixels(figure):
+    """The figure as it is drawn."""
+    canvas = canvas_of(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[:, :, :3].astype(int)
+
+
+def extents(figure, texts):
+    """The room that texts take, in pixels from the lower left."""
+    renderer = canvas_of(figure).get_renderer()
+    return [text.get_window_extent(renderer) for text in texts]
+
+
+def overlaps(boxes):
+    return [
+        (a, b)
+        for a, b in itertools.combinations(boxes, 2)
+        if a.x0 < b.x1 and b.x0 < a.x1 and a.y0 < b.y1 and b.y0 < a.y1
+    ]
+
+
+SCENE = (
+    [photo()],
+    [truth([[40, 60, 140, 160], [200, 100, 300, 200]], [0, 1])],
+    [
+        found(
+            [[42, 60, 140, 160], [300, 10, 390, 80], [40, 60, 140, 160], [10, 200, 60, 250]],
+            [0.93, 0.71, 0.6, 0.49],
+            [0, 1, 0, 1],
+        )
+    ],
+)
+
+
+def test_found_missed_and_false_alarms_have_their_own_lines_and_tags():
+    figure = draw(*SCENE)
+    assert len({style.line for style in detections.STYLES}) == len(detections.STYLES)
+    scale = 420 / 300
+    assert boxes_of(figure, FOUND) == [
+        pytest.approx((40 * scale, 60 * scale, 140 * scale, 160 * scale))
+    ]
+    assert boxes_of(figure, MISSED) == [pytest.approx((280, 140, 420, 280))]
+    assert boxes_of(figure, FALSE) == [  # a second detection of the cat is one as well
+        pytest.approx((56, 84, 196, 224)),
+        pytest.approx((420, 14, 546, 112)),
+    ]
+    assert boxes_of(figure, HARD) == []
+    assert [tag.get_text() for tag in tags(figure)] == ["cat 0.93", "dog", "dog 0.71", "cat 0.60"]
+    assert words(figure)[0] == "1 of 2 objects found, 2 false alarms"
+    assert words(figure)[-3:] == ["found", "missed", "false alarm (score ≥ 0.5)"]
+    assert "000000" in words(figure)
+
+
+def test_the_score_decides_who_is_looked_at():
+    assert detections.count(*SCENE[1:]) == "1 of 2 objects found, 2 false alarms"
+    assert detections.count(*SCENE[1:], score=0.7) == "1 of 2 objects found, 1 false alarm"
+    assert detections.count(*SCENE[1:], score=0.95) == "0 of 2 objects found, 0 false alarms"
+    assert detections.count(*SCENE[1:], score=0.1) == "1 of 2 objects found, 3 false alarms"
+    figure = draw(*SCENE, score=0.95)
+    assert [tag.get_text() for tag in tags(figure)] == ["cat", "dog"]
+    assert words(figure)[-1] == "false alarm (score ≥ 0.95)"
+
+
+def test_difficult_objects_are_drawn_apart_and_not_counted():
+    there = truth([[40, 60, 140, 160], [200, 100, 300, 200]], [0, 1], [True, True])
+    figure = draw([photo()], [there], [found([[40, 60, 140, 160]], [0.9], [0])])
+    assert len(boxes_of(figure, HARD)) == 2 and tags(figure) == []
+    assert words(figure)[0] == "0 of 0 objects found, 0 false alarms"
+    assert words(figure)[-1] == "difficult"
+    legend = extents(figure, figure.axes[0].texts[-4:])
+    assert legend[-1].x1 <= figure.bbox.x1
+    lines = [line.get_xdata() for line in figure.axes[0].lines if len(line.get_xdata()) == 2]
+    ends = [16 + x for line, text in zip(lines, legend, strict=True) for x in (*line, text.x1 - 16)]
+    assert ends == sorted(ends)  # a line, its word, the next line
+
+
+def test_pixels_show_the_colours_where_the_boxes_are():
+    figure = draw(*SCENE)
+    image = pixels(figure)
+    top, left = 86, 16  # the margins
+    for kind, (x, y) in ((FOUND, (56, 150)), (MISSED, (280, 150))):
+        colour = [int(kind.colour[i : i + 2], 16) for i in (1, 3, 5)]
+        around = image[top + y - 12 : top + y + 12, left + x - 3 : left + x + 4].reshape(-1, 3)
+        assert np.abs(around - colour).sum(1).min() < 30
+    inside = image[top + 150, left + 120]
+    assert inside.tolist() == [128, 128, 128]
+    green = image[top + 150 - 40 : top + 190, left + 56]  # a solid line has no gap
+    assert (np.abs(green - [0x1B, 0x80, 0x58]).sum(1) < 60).all()
+    red = image[top + 150 : top + 270, left + 280]  # a dashed one has
+    near = np.abs(red - [0xB3, 0x26, 0x1E]).sum(1) < 60
+    assert near.any() and not near.all()
+
+
+# Rows
+
+
+SHAPES = {
+    "one tiny": [(64, 64)],
+    "one": [(375, 500)],
+    "one tall": [(500, 90)],
+    "one wide": [(60, 1500)],
+    "one low": [(12, 1500)],
+    "one of a pixel": [(1, 1)],
+    "row": [(300, 400), (400, 300), (333, 500)],
+    "tiny row": [(64, 64)] * 7,
+    "all kinds": [(64, 64), (1200, 1600), (1200, 90), (100, 3000), (375, 500), (500, 375)],
+    "many": [(375, 500), (500, 375)] * 12,
+}
+
+
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES.keys())
+def test_photographs_keep_their_shape_and_rows_are_straight(shapes):
+    pictures = [photo(*shape, grey=10 * (i + 1)) for i, shape in enumerate(shapes)]
+    sheet, places = detections._lay(pictures)
+    for picture, (left, top, right, bottom) in zip(pictures, places, strict=True):
+        assert 0 <= left < right <= sheet.shape[1] and 0 <= top < bottom <= sheet.shape[0]
+        assert (sheet[top:bottom, left:right] == int(picture[0, 0, 0])).all()
+        shape = picture.shape[2] / picture.shape[1]
+        assert abs((right - left) - shape * (bottom - top)) <= 1 + shape / 2
+        assert bottom - top <= detections.HIGHEST
+    painted = sum((right - left) * (bottom - top) for left, top, right, bottom in places)
+    assert int((sheet[:, :, 0] < 255).sum()) == painted  # none lies on another
+    rows = [list(of) for _, of in itertools.groupby(places, key=lambda place: place[1])]
+    assert all(len({place[3] for place in row}) == 1 for row in rows)
+    if len(shapes) > 6:
+        assert all(abs(row[-1][2] - detections.WIDE) <= 1 for row in rows)
+
+
+def test_a_tiny_photograph_keeps_its_pixels_and_a_large_one_is_smooth():
+    chess = ((torch.arange(64)[:, None] + torch.arange(64)) % 2 * 255).byte().expand(3, 64, 64)
+    sheet, [(left, top, right, bottom)] = detections._lay([chess])
+    assert set(np.unique(sheet[top:bottom, left:right])) == {0, 255}
+    large = chess.repeat(1, 10, 10)
+    sheet, [(left, top, right, bottom)] = detections._lay([large])
+    assert len(np.unique(sheet[top:bottom, left:right])) > 2
+
+
+def test_at_most_24_are_drawn_and_counted():
+    one = truth([[40, 60, 140, 160]], [0])
+    figure = draw([photo()] * 30, [one] * 30, [found()] * 30)
+    assert words(figure)[0] == "0 of 24 objects found, 0 false alarms"
+    assert "000023" in words(figure) and "000024" not in words(figure)
+
+
+# Tags
+
+
+def crowd(seed, shape, count):
+    """Boxes anywhere, also beyond the edges."""
+    random = np.random.default_rng(seed)
+    corner = random.random((count, 2)) * 1.1 - 0.1
+    boxes = np.concatenate([corner, corner + random.random((count, 2)) * 0.5], 1)
+    boxes *= [shape[1], shape[0]] * 2
+    labels = random.integers(0, 2, count).tolist()
+    half = count // 2
+    return (
+        truth(boxes[:half].tolist(), labels[:half]),
+        found(boxes[half // 2 :].tolist(), random.random(count - half // 2).tolist(),
+              labels[half // 2 :]),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES.keys())
+def test_no_text_lies_on_another_or_leaves_its_photograph(shapes):
+    names = ["Felis silvestris catus", "W" * 40]
+    both = [crowd(seed, shape, 8) for seed, shape in enumerate(shapes)]
+    pictures = [photo(*shape) for shape in shapes]
+    titles = [f"folder/{'w' * (i % 9 * 4)}.jpg" for i in range(len(shapes))]
+    figure = draw(
+        pictures, [one for one, _ in both], [one for _, one in both], titles, classes=names
+    )
+    _, places = detections._lay(pictures)
+    texts = [text for text in figure.axes[0].texts if text.get_text()]
+    room = extents(figure, texts)
+    assert overlaps(room) == []
+    for box in room:
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
+    turn = figure.axes[0].transData.inverted()  # to pixels of the sheet, y downwards
+    for tag in extents(figure, tags(figure)):
+        (x0, y1), (x1, y0) = turn.transform(tag.get_points())
+        assert any(
+            left <= x0 and x1 <= right + 1 and top <= y0 and y1 <= bottom
+            for left, top, right, bottom in places
+        )
+    assert tags(figure) or min(map(min, shapes)) < 100
+
+
+def test_boxes_stay_on_their_photograph():
+    figure = draw([photo()], [truth([[-50, -50, 900, 900]], [0])], [found()])
+    assert boxes_of(figure, MISSED) == [(2, 2, 558, 418)]
+
+
+def test_long_names_are_shortened_and_strange_ones_are_drawn(tmp_path):
+    names = ["Felis silvestris catus", "$日本_x\udcff"]
+    figure = draw(*SCENE, ["$a_日\udcff"], classes=names)
+    assert [tag.get_text() for tag in tags(figure)][:2] == ["Felis silvest… 0.93", "$日本_x?"]
+    files = style.save(figure, tmp_path / "detections", title="Detections", text=words(figure)[0])
+    assert [file.name for file in files] == ["detections.png", "detections.svg"]
+    with Image.open(files[0]) as picture:
+        assert picture.size == (612, 86 + 420 + 26 + 6)
+    assert "1 of 2 objects found" in files[1].read_text()
+
+
+def test_pictures_without_objects_are_drawn_bare():
+    figure = draw([photo()] * 2, [truth()] * 2, [found()] * 2)
+    assert words(figure)[0] == "0 of 0 objects found, 0 false alarms"
+    assert tags(figure) == [] and len(figure.axes[0].lines) == 3  # the legend's
+
+
+def test_the_same_figure_from_several_threads():
+    def work(number):
+        images[number] = pixels(draw(*SCENE))
+
+    images = {}
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(images) == 3 and all(np.array_equal(images[0], image) for image in images.values())
+
+
+def test_what_does_not_belong_together_is_refused():
+    with pytest.raises(ValueError, match="got 1 pictures, 1 truths, 0 detections and 1 titles"):
+        draw([photo()], [truth()], [])
+    with pytest.raises(ValueError, match="and a picture"):
+        draw([], [], [])
