@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # pip of the system installs into the environment, so Debian's python3-venv is not needed.
 PIP = $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: demo test test-slow bench check format pictures clean
+.PHONY: demo test test-slow bench check format screenshots clean
 
 demo: $(VENV)/.installed
 	$(BIN)/meanshift demo
@@ -29,11 +29,11 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The pictures of README and docs, of the demo or of another run (RUN=...).
+# The screenshots in README and docs, of the demo or of another run (RUN=...).
 RUN ?= runs/demo
-pictures: $(VENV)/.installed-dev $(VENV)/.browser
+screenshots: $(VENV)/.installed-dev $(VENV)/.browser
 	test -e $(RUN)/report.html || $(BIN)/meanshift demo --out $(RUN)
-	$(BIN)/python tools/make_pictures.py $(RUN)
+	$(BIN)/python tools/make_screenshots.py $(RUN)
 
 # The pages are tested in a real browser where there is one or it can be had; else the tests say so.
 $(VENV)/.browser: | $(BIN)/python

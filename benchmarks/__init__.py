@@ -14,5 +14,5 @@ NAMES = {
     "judging": "k-NN, k-means and the linear layer against faiss and scikit-learn",
     "starting": "how soon the front door answers and the demo trains",
     "memory": "a training process against the sum of its parts",
-    "growth": "a step by the size of the bank, of the batch and of the pictures, with a picture",
+    "growth": "a step by the size of the bank, of the batch and of the images, with an image",
 }

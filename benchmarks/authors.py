@@ -1,6 +1,6 @@
 """The baseline: the paper's step the way its authors' program works, written plainly.
 
-Pictures are transformed one by one in loader workers, everything is float32 in PyTorch's default
+Images are transformed one by one in loader workers, everything is float32 in PyTorch's default
 layout, query and target are both compared with the whole bank, with autograd through the first,
 the bank is copied in each step, and the target follows in a Python loop. `tests/test_benchmarks.py`
 proves that it computes the same loss as ours.
@@ -29,12 +29,12 @@ Transform = Callable[[Image.Image], Tensor]
 class GaussianBlur:
     """MoCo v2's: Pillow's blur with a deviation drawn from U(0.1, 2)."""
 
-    def __call__(self, picture: Image.Image) -> Image.Image:
-        return picture.filter(ImageFilter.GaussianBlur(radius=random.uniform(0.1, 2.0)))
+    def __call__(self, image: Image.Image) -> Image.Image:
+        return image.filter(ImageFilter.GaussianBlur(radius=random.uniform(0.1, 2.0)))
 
 
 def weak_and_strong(views: Views, size: int) -> tuple[Transform, Transform]:
-    """The two transforms of the paper, on Pillow pictures."""
+    """The two transforms of the paper, on Pillow images."""
     crop = T.RandomResizedCrop(size, scale=views.crop_area)
     end = [T.RandomHorizontalFlip(views.flip), T.ToTensor(), T.Normalize(MEAN, DEVIATION)]
     strong = [
@@ -46,17 +46,17 @@ def weak_and_strong(views: Views, size: int) -> tuple[Transform, Transform]:
 
 
 class TwoCrops:
-    """One picture to (target view, online view)."""
+    """One image to (target view, online view)."""
 
     def __init__(self, views: Views, size: int) -> None:
         self.weak, self.strong = weak_and_strong(views, size)
 
-    def __call__(self, picture: Image.Image) -> tuple[Tensor, Tensor]:
-        return self.weak(picture), self.strong(picture)
+    def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
+        return self.weak(image), self.strong(image)
 
 
-class Pictures(Dataset[tuple[tuple[Tensor, Tensor], int]]):
-    """An array of pictures, as torchvision's CIFAR-10 keeps it: one picture at a time."""
+class Images(Dataset[tuple[tuple[Tensor, Tensor], int]]):
+    """An array of images, as torchvision's CIFAR-10 keeps it: one image at a time."""
 
     def __init__(self, pixels: np.ndarray, labels: np.ndarray, transform: TwoCrops) -> None:
         self.pixels, self.labels, self.transform = pixels, labels, transform

@@ -1,4 +1,4 @@
-"""How a step grows with the bank, the batch and the pictures, with the fitted exponents."""
+"""How a step grows with the bank, the batch and the images, with the fitted exponents."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from meanshift.viz import style
 
 AXES: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
     "bank, rows": ("method.bank_size", (4_096, 16_384, 65_536, 262_144, 1_048_576), {}),
-    "batch, pictures": ("train.batch_size", (32, 64, 128, 256, 512), {}),
-    "pictures, px": ("data.image_size", (16, 24, 32, 48, 64), {"train.batch_size": 64}),
+    "batch, images": ("train.batch_size", (32, 64, 128, 256, 512), {}),
+    "images, px": ("data.image_size", (16, 24, 32, 48, 64), {"train.batch_size": 64}),
 }
 Point = tuple[int, float, float]  # where on the axis, a step, its search and loss
 
@@ -68,11 +68,11 @@ def draw(measured: dict[str, list[Point]], out: Path) -> None:
     told = []
     for axes, (name, held) in zip(figure.subplots(1, 3), measured.items(), strict=True):
         least = min(step for _, step, _ in held)
-        for part, which, colour in (("step", 1, 0), ("search and loss", 2, 1)):
+        for part, which, color in (("step", 1, 0), ("search and loss", 2, 1)):
             x, y = [p[0] for p in held], [p[which] / least for p in held]
             slope = exponent([(p[0], p[which]) for p in held[-4:]])
             label = f"{part}: exponent {slope:.2f}"
-            axes.loglog(x, y, "o-", color=style.COLOURS[colour], markersize=4, label=label)
+            axes.loglog(x, y, "o-", color=style.COLORS[color], markersize=4, label=label)
             told.append(f"{name}, {label}")
         axes.set(xlabel=name, title=f"by {name.split(',')[0]}")
         axes.set_xticks(x[::2], [f"{v // 1024:,}k" if v >= 4096 else f"{v}" for v in x[::2]])

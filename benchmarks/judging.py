@@ -15,10 +15,10 @@ from benchmarks.table import Row, by_turns, installed, over, timed
 from meanshift.config import Views
 from meanshift.data import open_source
 from meanshift.evaluation.cluster import kmeans
-from meanshift.evaluation.knn import neighbours
+from meanshift.evaluation.knn import neighbors
 from meanshift.evaluation.linear_probe import (
     Recipe,
-    Standardise,
+    Standardize,
     cached_stream,
     train_layers,
 )
@@ -26,7 +26,7 @@ from meanshift.models.encoder import build_backbone
 from meanshift.reproduce.step import STEP
 from meanshift.transforms.augment import TwoViews
 
-PICTURES, QUERIES, WIDTH, CLASSES, K = 50_000, 10_000, 512, 100, 20
+IMAGES, QUERIES, WIDTH, CLASSES, K = 50_000, 10_000, 512, 100, 20
 CLUSTERED = 20_000
 """rows for k-means: of all of them scikit-learn's turn would take a minute"""
 
@@ -51,7 +51,7 @@ def _nearest(
     found: dict[str, Tensor] = {}
 
     def ours() -> None:
-        found["ours"] = torch.cat([slots for slots, _ in neighbours(train, test, K)])
+        found["ours"] = torch.cat([slots for slots, _ in neighbors(train, test, K)])
 
     faiss = _faiss(train, test, found)
     if faiss is None:
@@ -60,7 +60,7 @@ def _nearest(
     same = float((found["ours"] == found["faiss"]).double().mean())
     yield Row(f"{K}-NN, {len(train):,} x {len(test):,} x {train.shape[1]}, {kind}: / faiss flat",
               over(took["faiss"], took["ours"]), goal,
-              note=f"{same:.3%} of the neighbours in the same places")  # fmt: skip
+              note=f"{same:.3%} of the neighbors in the same places")  # fmt: skip
 
 
 def read_features(file: Path) -> tuple[Tensor, Tensor]:
@@ -87,11 +87,11 @@ def features(*, decaying: bool) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     scale = torch.arange(1, WIDTH + 1) ** -0.75 if decaying else torch.ones(WIDTH)
     axes = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=generator))[0]
-    labels = torch.arange(PICTURES + QUERIES) % CLASSES
+    labels = torch.arange(IMAGES + QUERIES) % CLASSES
     spread = torch.randn(CLASSES, WIDTH, generator=generator)[labels]
-    spread += torch.randn(PICTURES + QUERIES, WIDTH, generator=generator)
+    spread += torch.randn(IMAGES + QUERIES, WIDTH, generator=generator)
     rows = F.normalize((spread * scale) @ axes, dim=1)
-    return rows[:PICTURES].contiguous(), rows[PICTURES:].contiguous()
+    return rows[:IMAGES].contiguous(), rows[IMAGES:].contiguous()
 
 
 def _clusters(train: Tensor) -> Row:
@@ -108,26 +108,26 @@ def _clusters(train: Tensor) -> Row:
 def _linear(train: Tensor) -> Row:
     """40 epochs on features that were extracted once, beside one epoch of augmented views."""
     recipe, cpu = Recipe(), torch.device("cpu")
-    labels = torch.arange(PICTURES) % CLASSES
+    labels = torch.arange(IMAGES) % CLASSES
     backbone, _ = build_backbone(STEP.encoder, image_size=32)
     backbone.eval().to(memory_format=torch.channels_last)
     views, ids = TwoViews(Views(online="weak", same_view=True), 0, 32), torch.arange(256)
-    pictures = open_source("sample")["train"].gather(ids)
+    images = open_source("sample")["train"].gather(ids)
 
     def cached() -> None:
         train_layers(
             cached_stream(train, labels, recipe=recipe, seed=0, device=cpu),
-            Standardise(train), train[:256], labels[:256], classes=CLASSES, recipe=recipe,
-            lrs=[recipe.lr], seed=0, device=cpu, steps=-(-PICTURES // recipe.batch_size),
+            Standardize(train), train[:256], labels[:256], classes=CLASSES, recipe=recipe,
+            lrs=[recipe.lr], seed=0, device=cpu, steps=-(-IMAGES // recipe.batch_size),
         )  # fmt: skip
 
     @torch.no_grad()
     def one_batch() -> None:
-        view, _ = views.finish(pictures, 0, ids)
+        view, _ = views.finish(images, 0, ids)
         backbone(view.contiguous(memory_format=torch.channels_last))
 
     took = by_turns({"cached": timed(cached), "batch": timed(one_batch)}, 1, warm=False)
-    epoch = [seconds * PICTURES / 256 for seconds in took["batch"]]
+    epoch = [seconds * IMAGES / 256 for seconds in took["batch"]]
     return Row("linear layer, 50,000 x 512: one epoch of views / 40 cached epochs",
                over(epoch, took["cached"]), 1.0,
                note="ResNet-18 with the small stem, 32 px; of the epoch one batch is timed"

@@ -70,10 +70,10 @@ def peak_and_parts(config: Config, keep: bool) -> Iterator[dict[str, float]]:
         "Python and torch": python,
         "weights": weights,
         "gradients": learning,
-        "optimiser": momentum,
+        "optimizer": momentum,
         "bank": bank,
-        # Bytes of the pictures; as floats the fixed batch, the target's view and the online one.
-        "views": contender.pictures.nbytes + 3 * contender.fixed.nbytes,
+        # Bytes of the images; as floats the fixed batch, the target's view and the online one.
+        "views": contender.images.nbytes + 3 * contender.fixed.nbytes,
         "activations": saved,
         "the target's forward": working,
     }

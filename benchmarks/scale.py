@@ -19,7 +19,7 @@ import torch
 from benchmarks.table import Row
 from benchmarks.training import HALF
 from meanshift.config import Config
-from meanshift.models.sync_batch_norm import synchronised
+from meanshift.models.sync_batch_norm import synchronized
 from meanshift.runtime import distributed
 from meanshift.runtime.device import autocast, pick_precision
 from meanshift.runtime.malloc import keep_memory
@@ -101,9 +101,9 @@ def rows(rounds: int) -> Iterator[Row]:
             yield Row(f"{world} processes, {name}: bytes received / the model's",
                       (one["bytes"] / sent,))  # fmt: skip
     for (world, name), one in told.items():
-        if not one["modelled"]:
+        if not one["modeled"]:
             continue
-        ratio = one["modelled"] / one["step"]
+        ratio = one["modeled"] / one["step"]
         yield Row(f"{world} processes, {name}: the model's time / the step's", (ratio,))
     for world in WORLDS[1:]:
         part = told[world, "shuffle, bank in parts"]["bank"] / alone["bank"]
@@ -113,7 +113,7 @@ def rows(rounds: int) -> Iterator[Row]:
 
 NOT_SHOWN = (
     "not shown by one machine: a network, its latency and its other users; GPUs, whose compute and "
-    "talk overlap; more processes than cores can run; slow disks and slow neighbours"
+    "talk overlap; more processes than cores can run; slow disks and slow neighbors"
 )
 
 
@@ -146,7 +146,7 @@ def work(config: Config, rounds: int) -> dict[str, Any]:
     precision = pick_precision(config.train.precision, cpu)
     method = build_method(config).train()
     if config.train.batch_norm == "sync":
-        synchronised(method, cpu)
+        synchronized(method, cpu)
     elif config.train.batch_norm == "shuffle":
         method.shuffle = 1
     method.to(memory_format=torch.channels_last)
@@ -199,13 +199,13 @@ def work(config: Config, rounds: int) -> dict[str, Any]:
         "step": taken["step"],
         "bytes": crossed,
         "predicted": predicted,
-        "modelled": taken["alone"] + taken.get("bytes", 0.0) + words if "alone" in parts else 0.0,
+        "modeled": taken["alone"] + taken.get("bytes", 0.0) + words if "alone" in parts else 0.0,
         "bank": 0 if bank is None else bank.rows.numel() * bank.rows.element_size(),
     }
 
 
 def _found(method: Any, u: torch.Tensor) -> torch.Tensor:
-    """The neighbours' mean, of as many comparisons as a process makes in a step."""
+    """The neighbors' mean, of as many comparisons as a process makes in a step."""
     from meanshift.ops.topk import settled
 
     bank, world = method.bank, distributed.world_size()

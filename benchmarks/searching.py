@@ -40,7 +40,7 @@ def rows(rounds: int) -> Iterator[Row]:
     yield Row(f"{what}: extra memory / 300 MB", (max(t["extra"] for t in told) / 300e6,), 1.0,
               at_most=True)  # fmt: skip
     yield Row(f"{what}: bfloat16 rows / float32 rows", tuple(t["half"] / t["search"] for t in told))
-    yield Row(f"{what}: share of neighbours that bfloat16 changes", (told[0]["changed"],))
+    yield Row(f"{what}: share of neighbors that bfloat16 changes", (told[0]["changed"],))
 
 
 def search_and_loss(name: str, size: int) -> Iterator[float]:
@@ -111,8 +111,8 @@ def large_bank(size: int) -> Iterator[dict[str, float]]:
 
 
 def embeddings(count: int, seed: int) -> Tensor:
-    """Unit rows around a thousand centres, as a target encoder's are around its classes."""
+    """Unit rows around a thousand centers, as a target encoder's are around its classes."""
     generator = torch.Generator().manual_seed(seed)
-    centres = torch.randn(1000, DIM, generator=torch.Generator().manual_seed(0))
-    near = centres[torch.randint(1000, (count,), generator=generator)]
+    centers = torch.randn(1000, DIM, generator=torch.Generator().manual_seed(0))
+    near = centers[torch.randint(1000, (count,), generator=generator)]
     return F.normalize(near + torch.randn(count, DIM, generator=generator), dim=1)

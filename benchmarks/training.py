@@ -51,7 +51,7 @@ def rows(rounds: int) -> Iterator[Row]:
             one.end()
         best = took["native"] if "native" in took else took["float32"]
         without = "" if native != torch.float32 else "no native bfloat16 here, so float32 as well"
-        yield Row(f"training, {name}: pictures a second / the baseline's",
+        yield Row(f"training, {name}: images a second / the baseline's",
                   over(took["authors"], best), goal, note=without)  # fmt: skip
         yield Row(f"training, {name}: the same, both in float32",
                   over(took["authors"], took["float32"]), float_goal)  # fmt: skip
@@ -67,7 +67,7 @@ def _steps(rounds: int) -> Iterator[Row]:
         told = [apart.ask() for _ in range(turns)]
         apart.end()
         ratios = tuple(whole / bare for whole, bare, _ in told)
-        yield Row(f"step, {name}: / two bare encoders, optimiser", ratios, 1.08, at_most=True)
+        yield Row(f"step, {name}: / two bare encoders, optimizer", ratios, 1.08, at_most=True)
         shares = tuple(search / whole for whole, _, search in told)
         yield Row(f"step, {name}: share of search and loss", shares, share, at_most=True)
     large = Apart(share_of_search, LARGE, 256)
@@ -79,10 +79,10 @@ def _steps(rounds: int) -> Iterator[Row]:
 def our_steps(config: Config, steps: int) -> Iterator[float]:
     """Seconds a step of our loop, from the source to the followed target."""
     keep_memory()
-    source, ready = _pictures(), Contender(config)
+    source, ready = _images(), Contender(config)
 
     def train_on(batch: Batch) -> None:
-        target_view, online_view = ready.views.finish(batch.pictures, batch.epoch, batch.ids)
+        target_view, online_view = ready.views.finish(batch.images, batch.epoch, batch.ids)
         with autocast(ready.device, ready.precision):
             told = ready.method(
                 online_view.contiguous(memory_format=ready.layout),
@@ -107,10 +107,10 @@ def our_steps(config: Config, steps: int) -> Iterator[float]:
 
 def authors_steps(config: Config, steps: int, workers: int) -> Iterator[float]:
     """Seconds a step of the baseline's loop, with its loader workers."""
-    source, size = _pictures(), config.data.image_size
+    source, size = _images(), config.data.image_size
     pixels = source.gather(torch.arange(len(source))).numpy()
     assert source.labels is not None
-    dataset = authors.Pictures(pixels, source.labels.numpy(), authors.TwoCrops(config.views, size))
+    dataset = authors.Images(pixels, source.labels.numpy(), authors.TwoCrops(config.views, size))
     encoder = Encoder(config.encoder, dim=config.method.dim, image_size=size)
     method, train = config.method, config.train
     model = authors.MeanShift(
@@ -154,7 +154,7 @@ def _laps(feed: Callable[[], Feed], steps: int) -> Iterator[float]:
 
 
 def step_and_bare(config: Config) -> Iterator[tuple[float, float, float]]:
-    """(a step, the two bare encoders with their optimiser, search and loss) in seconds."""
+    """(a step, the two bare encoders with their optimizer, search and loss) in seconds."""
     keep_memory()
     contender = Contender(config)
     contender.bare_step(Laps())
@@ -185,7 +185,7 @@ def share_of_search(config: Config, batch: int) -> Iterator[float]:
     yield search / (rest + search)
 
 
-def _pictures() -> Source:
+def _images() -> Source:
     return open_source("sample")["train"]
 
 

@@ -13,7 +13,7 @@ from meanshift.reproduce.laps import Laps
 
 
 def bench_transfer(
-    *, rounds: int, pictures: int = 3_000, width: int = 2_048, classes: int = 102
+    *, rounds: int, images: int = 3_000, width: int = 2_048, classes: int = 102
 ) -> str:
     """Features like a network's: not negative, in correlated classes that overlap."""
     from sklearn.exceptions import ConvergenceWarning
@@ -22,11 +22,11 @@ def bench_transfer(
     if rounds < 1:
         raise ValueError(f"--rounds: got {rounds}, need 1 or more")
     generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(pictures) % classes
+    labels = torch.arange(images) % classes
     hidden = torch.randn(classes, 64, generator=generator)[labels]
-    hidden += 1.5 * torch.randn(pictures, 64, generator=generator)
+    hidden += 1.5 * torch.randn(images, 64, generator=generator)
     mixed = hidden @ torch.randn(64, width, generator=generator) / 8
-    features = (mixed + 0.5 * torch.randn(pictures, width, generator=generator)).relu() / 2
+    features = (mixed + 0.5 * torch.randn(images, width, generator=generator)).relu() / 2
     laps, fits, stopped = Laps(), dict[str, list[Layer]](), 0
 
     def ours() -> None:
@@ -52,7 +52,7 @@ def bench_transfer(
     apart = [_loss(a, features, labels) / _loss(b, features, labels) - 1 for a, b in pairs]
     return "\n".join(
         [
-            f"{pictures} x {width} features, {classes} classes, {len(PENALTIES)} penalties from "
+            f"{images} x {width} features, {classes} classes, {len(PENALTIES)} penalties from "
             f"{PENALTIES[0]:g} to {PENALTIES[-1]:g}, {torch.get_num_threads()} threads, median of "
             f"{rounds} rounds",
             "",

@@ -1,4 +1,4 @@
-"""The two views of a batch against torchvision's per-picture pipeline and lightly's."""
+"""The two views of a batch against torchvision's per-image pipeline and lightly's."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def rows(rounds: int) -> Iterator[Row]:
 
 
 def one_thread(name: str, size: int) -> Iterator[float]:
-    """Seconds for the views of a batch; a per-picture pipeline has no use for a second thread."""
+    """Seconds for the views of a batch; a per-image pipeline has no use for a second thread."""
     torch.set_num_threads(1)
-    pictures = _pictures(size)
-    whole = [Image.fromarray(one) for one in pictures]
+    images = _images(size)
+    whole = [Image.fromarray(one) for one in images]
     if name == "ours":
         keep_memory()
         two_views, ids, epochs = TwoViews(Views(), 0, size), torch.arange(BATCH), itertools.count()
-        batch = torch.from_numpy(pictures)
+        batch = torch.from_numpy(images)
         planes = list(batch.permute(0, 3, 1, 2))
 
         def work() -> object:
@@ -75,7 +75,7 @@ def one_thread(name: str, size: int) -> Iterator[float]:
         yield lap()
 
 
-def _pictures(size: int) -> np.ndarray:
+def _images(size: int) -> np.ndarray:
     if size == 32:
         return open_source("sample")["train"].gather(torch.arange(BATCH)).numpy()
     return np.stack([np.asarray(one) for one in files.photographs(BATCH)])

@@ -1,4 +1,4 @@
-"""Learn image representations from unlabelled pictures by Mean Shift.
+"""Learn image representations from unlabeled images by Mean Shift.
 
 The names below are loaded when they are first used, so that importing the package is instant.
 """

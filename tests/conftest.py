@@ -18,7 +18,7 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture
-def make_pictures():
+def make_images():
     """Writes a folder of small random JPEGs: `{class or "": count}` to files, reproducibly."""
 
     def make(root, counts, size=(40, 48), seed=0):

@@ -1,4 +1,4 @@
-"""The house plan holds: imports point downwards, no drawers, short files, a light front door."""
+"""The architecture: one order of imports, no catch-all modules, the paper on one page."""
 
 import ast
 import subprocess
@@ -11,74 +11,19 @@ import meanshift
 
 PACKAGE = Path(meanshift.__file__).parent
 
-FLOORS = (  # from the ground up: a room may import rooms of lower floors only
-    "fields missing",
-    "config",
-    "recipes keyed distributed journal machine progress pixels memory search signals",
-    "data augment encoder bank norm whiten",
-    "prepared",
-    "methods shortlist optim health checkpoint features views look logistic detections detector",
-    "console foreign run drawn",
-    "snapshot tally weights resume",
-    "train subject embed maps",
-    "probe detecting",
-    "evaluate",
-    "bench figures gallery",
-    "report explore reproduce",
-    "__init__",
-    "cli",
-    "__main__",
-)
-NARROWER = {  # the rooms for which the plan allows less than every lower floor
-    "keyed": "",
-    "missing": "",
-    "distributed": "missing",
-    "machine": "",
-    "progress": "",
-    "pixels": "",
-    "memory": "",
-    "search": "",
-    "signals": "",
-    "norm": "distributed",
-    "whiten": "distributed",
-    "recipes": "config",
-    "journal": "config",
-    "data": "config keyed distributed journal progress",
-    "augment": "config keyed pixels",
-    "encoder": "config",
-    "bank": "distributed search",
-    "methods": "config encoder bank distributed whiten",
-    "shortlist": "search",
-    "optim": "config",
-    "health": "",
-    "logistic": "",
-    "detections": "",
-    "detector": "keyed machine",
-    "drawn": "look detections",
-    "checkpoint": "config encoder journal",
-    "look": "journal",
-    "views": "config keyed data pixels augment",
-    "run": "config data search checkpoint journal views",
-    "maps": "keyed journal run",
-    "figures": "config keyed data augment look views run maps evaluate",
-    "gallery": "keyed data augment search look views run maps evaluate",
-    "report": "config recipes journal look run gallery evaluate",
-    "weights": " ".join(FLOORS[: FLOORS.index("console foreign run drawn")]) + " foreign",
-}
-FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms.split()}
-APART = (
-    "evaluate",
-    "figures",
-)  # packages whose files may import the package itself but never each other
-DRAWERS = {"utils", "util", "misc", "common", "helpers", "helper"}
+ORDER = [  # a package may import only those before it
+    "config", "runtime", "ops", "data", "transforms", "models", "methods", "training",
+    "evaluation", "viz", "reproduce", "__init__", "cli", "__main__",
+]  # fmt: skip
+CATCH_ALLS = {"utils", "util", "misc", "common", "helpers", "helper"}
 
 
 def modules(package):
     return sorted(package.rglob("*.py"))
 
 
-def room_of(package, module):
-    return module.relative_to(package).with_suffix("").parts[0]
+def package_of(root, module):
+    return module.relative_to(root).with_suffix("").parts[0]
 
 
 def imported(module):
@@ -87,50 +32,62 @@ def imported(module):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{module}: a relative import hides its arrow"
+            assert not node.level, f"{module}: use absolute imports"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             continue
         yield from (name.split(".")[1:] for name in names if name.split(".")[0] == "meanshift")
 
 
-def wrong_arrows(package):
-    """Every import that the table forbids, and every room that the table does not know."""
+def wrong_imports(root):
+    """Every import against the order, and every package that the order does not list."""
     wrong = []
-    for module in modules(package):
-        room = room_of(package, module)
-        if room not in FLOOR:
-            wrong.append(f"{room} is not in the table of floors")
+    for module in modules(root):
+        package = package_of(root, module)
+        if package not in ORDER:
+            wrong.append(f"{package} is not in the order")
             continue
         for parts in imported(module):
-            target = parts[0] if parts and parts[0] in FLOOR else "__init__"
-            if is_wrong(module, room, target, parts):
-                wrong.append(f"{module.relative_to(package)} imports {'.'.join(parts)}")
+            target = parts[0] if parts and parts[0] in ORDER else "__init__"
+            if ORDER.index(target) > ORDER.index(package):
+                wrong.append(f"{module.relative_to(root)} imports {'.'.join(parts)}")
     return wrong
 
 
-def is_wrong(module, room, target, parts):
-    if target == room:
-        sibling = module.parent / f"{parts[1]}.py" if len(parts) > 1 else module
-        return room in APART and sibling.exists() and module.stem not in ("__init__", parts[1])
-    narrower = NARROWER.get(room)
-    allowed = narrower is None or target in narrower.split()
-    return FLOOR[target] >= FLOOR[room] or not allowed
+def cycles(root):
+    """Modules that import each other at import time, directly or through others."""
+    names = {".".join(m.relative_to(root).with_suffix("").parts): m for m in modules(root)}
+    graph = {}
+    for name, module in names.items():
+        graph[name] = set()
+        for node in ast.parse(module.read_text()).body:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("meanshift"):
+                base = node.module.split(".")[1:]
+                for alias in node.names:
+                    full = ".".join([*base, alias.name])
+                    target = full if full in names else ".".join(base)
+                    graph[name] |= {target} & names.keys()
+    found, done = [], set()
+
+    def visit(name, path):
+        if name in path:
+            found.append(" -> ".join([*path[path.index(name) :], name]))
+        elif name not in done:
+            for target in sorted(graph[name]):
+                visit(target, [*path, name])
+            done.add(name)
+
+    for name in sorted(graph):
+        visit(name, [])
+    return found
 
 
-def drawers(package):
-    return [path.name for path in package.rglob("*") if path.stem.lower() in DRAWERS]
+def catch_alls(root):
+    return [path.name for path in root.rglob("*") if path.stem.lower() in CATCH_ALLS]
 
 
-def too_long(package, most, below=None):
-    lengths = {m.relative_to(package).as_posix(): len(m.read_text().splitlines())
-               for m in modules(package)}  # fmt: skip
-    limits = dict.fromkeys(lengths, most) | (below or {})
-    return {name: length for name, length in lengths.items() if length > limits[name]}
-
-
-def without_docstring(package):
-    return [m.name for m in modules(package) if not ast.get_docstring(ast.parse(m.read_text()))]
+def without_docstring(root):
+    return [m.name for m in modules(root) if not ast.get_docstring(ast.parse(m.read_text()))]
 
 
 def in_fresh_python(code):
@@ -147,86 +104,78 @@ def fake_package(root, files):
     return root
 
 
-def test_imports_point_downwards():
-    assert wrong_arrows(PACKAGE) == []
+def test_imports_follow_the_order():
+    assert wrong_imports(PACKAGE) == []
 
 
-def test_the_table_lists_no_room_that_is_gone():
-    assert set(FLOOR) == {room_of(PACKAGE, module) for module in modules(PACKAGE)}
+def test_the_order_lists_what_is_there():
+    assert set(ORDER) == {package_of(PACKAGE, module) for module in modules(PACKAGE)}
 
 
-def test_the_checker_sees_each_kind_of_wrong_arrow(tmp_path):
+def test_there_are_no_import_cycles():
+    assert cycles(PACKAGE) == []
+
+
+def test_wrong_imports_are_detected(tmp_path):
     fake = fake_package(
         tmp_path,
         {
-            "bank.py": "def f():\n    from meanshift.training.loop import pretrain\n",
-            "augment.py": "import meanshift.models.encoder\n",
-            "health.py": "from meanshift import config\n",
-            "optim.py": "from meanshift import MeanShift\n",
+            "ops/topk.py": "def f():\n    from meanshift.training.loop import pretrain\n",
+            "data/folder.py": "import meanshift.models.encoder\n",
+            "methods/msf.py": "from meanshift import MeanShift\n",
+            "training/loop.py": "from meanshift import config\nfrom meanshift.methods import msf\n",
+            "cli/pretrain.py": "from meanshift import __version__\n",
             "shed.py": "import os\n",
-            "evaluate/linear.py": "from meanshift.evaluation.knn import vote\n",
-            "evaluate/knn.py": "from meanshift.evaluation import card\n",
         },
     )
-    assert wrong_arrows(fake) == [
-        "augment.py imports encoder",
-        "bank.py imports train.pretrain",
-        "evaluate/linear.py imports evaluate.knn.vote",
-        "health.py imports config",
-        "optim.py imports MeanShift",
-        "shed is not in the table of floors",
+    assert wrong_imports(fake) == [
+        "data/folder.py imports models.encoder",
+        "methods/msf.py imports MeanShift",
+        "ops/topk.py imports training.loop.pretrain",
+        "shed is not in the order",
     ]
 
 
-def test_the_checker_lets_right_arrows_pass(tmp_path):
+def test_cycles_are_detected(tmp_path):
     fake = fake_package(
         tmp_path,
         {
-            "train.py": "import torch\nfrom meanshift import config, health\n",
-            "cli.py": "from meanshift import __version__\nfrom meanshift.training.loop import pretrain\n",
-            "data/loader.py": "from meanshift.data.source import Source\n",
-            "data/source.py": "",
+            "ops/a.py": "from meanshift.ops import b\n",
+            "ops/b.py": "from meanshift.ops.c import x\n",
+            "ops/c.py": "from meanshift.ops.a import y\n",
+            "ops/d.py": "def f():\n    from meanshift.ops import d\n",
         },
     )
-    assert wrong_arrows(fake) == []
+    assert cycles(fake) == ["ops.a -> ops.b -> ops.c -> ops.a"]
 
 
-def test_there_are_no_drawers():
-    assert drawers(PACKAGE) == []
-
-
-def test_files_are_short():
-    assert too_long(PACKAGE, 320) == {}
+def test_there_are_no_catch_alls():
+    assert catch_alls(PACKAGE) == []
 
 
 def test_the_paper_stays_on_one_page():
-    assert too_long(PACKAGE, sys.maxsize, {"methods/msf.py": 199}) == {}
+    assert len((PACKAGE / "methods" / "msf.py").read_text().splitlines()) < 200
 
 
 def test_every_module_opens_with_a_docstring():
     assert without_docstring(PACKAGE) == []
 
 
-def test_the_other_checkers_can_fail(tmp_path):
-    fake = fake_package(tmp_path, {"data/utils.py": "x = 1\n" * 5, "bank.py": '"""Rows."""\n'})
-    assert drawers(fake) == ["utils.py"]
-    assert too_long(fake, 4) == {"data/utils.py": 5}
-    assert too_long(fake, 9, {"data/utils.py": 4}) == {"data/utils.py": 5}
+def test_the_other_checks_can_fail(tmp_path):
+    fake = fake_package(tmp_path, {"data/utils.py": "x = 1\n", "ops/topk.py": '"""Rows."""\n'})
+    assert catch_alls(fake) == ["utils.py"]
     assert without_docstring(fake) == ["utils.py"]
 
 
-def test_neither_the_package_nor_the_front_door_imports_torch():
+def test_neither_the_package_nor_the_command_line_imports_torch():
     code = "import sys, meanshift, meanshift.cli; print('torch' in sys.modules)"
     assert in_fresh_python(code) == "False"
 
 
 def test_public_names_come_from_the_package_itself():
-    from meanshift import Config, MeanShift, MemoryBank, load_encoder, pretrain
-
-    found = [Config, MeanShift, MemoryBank, load_encoder, pretrain]
-    homes = ["config", "methods.msf", "bank", "weights", "train"]
-    assert [thing.__module__ for thing in found] == [f"meanshift.{home}" for home in homes]
-    assert {thing.__name__ for thing in found} < set(dir(meanshift))
+    for name in meanshift.__all__:
+        assert getattr(meanshift, name) is not None
+    assert set(meanshift.__all__) <= set(dir(meanshift))
 
 
 def test_an_unknown_public_name_is_an_attribute_error():

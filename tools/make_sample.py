@@ -2,8 +2,8 @@
 
 usage: python tools/make_sample.py CIFAR10.npz    (x_train, y_train, x_test, y_test; uint8, NHWC)
 
-One sheet a class: its first 1,000 training pictures, then its first 200 test pictures, 40 a row.
-JPEG blocks of 8x8 do not cross the borders of 32x32 tiles, so no picture bleeds into its neighbour.
+One sheet a class: its first 1,000 training images, then its first 200 test images, 40 a row.
+JPEG blocks of 8x8 do not cross the borders of 32x32 tiles, so no image bleeds into its neighbor.
 """
 
 import sys

@@ -64,7 +64,7 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="meanshift",
-        description="Learn from pictures without labels, by Mean Shift.",
+        description="Learn from images without labels, by Mean Shift.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"meanshift {__version__}")

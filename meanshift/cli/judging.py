@@ -24,7 +24,7 @@ _WEIGHTS = (
 def add(command: Command) -> None:
     _add_evaluate(command("evaluate", _evaluate, "judge frozen features: " + ", ".join(NAMES)))
 
-    embed = command("embed", _embed, "embeddings of any pictures, as .npz or .parquet")
+    embed = command("embed", _embed, "embeddings of any images, as .npz or .parquet")
     embed.add_argument("weights", metavar="RUN_OR_WEIGHTS", help=_WEIGHTS)
     embed.add_argument("source", metavar="SOURCE", help=_SOURCE)
     embed.add_argument("--out", type=Path, required=True, metavar="FILE", help=".npz or .parquet")
@@ -59,7 +59,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="for results and features")
     add_reading(parser)
     knn = parser.add_argument_group("knn")
-    knn.add_argument("--ks", type=int, nargs="+", metavar="K", help="neighbours [1 20]")
+    knn.add_argument("--ks", type=int, nargs="+", metavar="K", help="neighbors [1 20]")
     knn.add_argument(
         "--temperature", type=float, default=0.0, help="weigh votes by exp(similarity / T) [off]"
     )
@@ -67,22 +67,20 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     linear.add_argument(
         "--cached", action="store_true", help="train on features extracted once, not on views"
     )
-    linear.add_argument(
-        "--lr", type=float, help="learning rate [0.01; detect: 0.02 / 16 a picture]"
-    )
+    linear.add_argument("--lr", type=float, help="learning rate [0.01; detect: 0.02 / 16 an image]")
     linear.add_argument("--epochs", type=int, default=40, help="rate x0.1 after 3/8 and 3/4 [40]")
     linear.add_argument(
         "--sweep",
         type=float,
         nargs="*",
         metavar="LR",
-        help="linear: choose the rate on a tenth of the training pictures",
+        help="linear: choose the rate on a tenth of the training images",
     )
     semi = parser.add_argument_group("semi")
     semi.add_argument(
         "--fractions", type=float, nargs="+", default=[], help="of the labels [0.01 0.1]"
     )
-    semi.add_argument("--counts", type=int, nargs="+", default=[], help="of labelled pictures")
+    semi.add_argument("--counts", type=int, nargs="+", default=[], help="of labeled images")
     semi.add_argument(
         "--lists", type=Path, nargs="+", default=[], metavar="FILE", help="names, one a line"
     )
@@ -166,7 +164,7 @@ def _refuse_idle(given: argparse.Namespace, names: list[str]) -> None:
 
 
 def _judge(given: argparse.Namespace, names: list[str], specs: list[str]) -> None:
-    """The protocols on the pictures of one source."""
+    """The protocols on the images of one source."""
     import importlib
 
     from meanshift.evaluation.context import Subject
@@ -231,7 +229,7 @@ def _embed(given: argparse.Namespace) -> int:
             weights, given.source, given.out, projector=given.output == "projector",
             labels=given.labels, **how
         )  # fmt: skip
-    say(f"{given.out}: {made[0]} pictures, {made[1]} dimensions", result=True)
+    say(f"{given.out}: {made[0]} images, {made[1]} dimensions", result=True)
     return 0
 
 

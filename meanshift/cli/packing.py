@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def add(command: Command) -> None:
     pack = command(
-        "pack", _pack, "decode and shrink pictures once, into a directory to train from faster"
+        "pack", _pack, "decode and shrink images once, into a directory to train from faster"
     )
     pack.add_argument(
         "source",
@@ -36,7 +36,7 @@ def _pack(given: argparse.Namespace) -> int:
     folder = root.is_dir() and given.source != "sample"
     if folder and out.resolve().is_relative_to(root.resolve()):
         raise ValueError(
-            f"{out}: lies inside {root}, whose pictures are to be packed; need a directory outside "
+            f"{out}: lies inside {root}, whose images are to be packed; need a directory outside "
             f"of it, as {root.resolve()}-packed"
         )
     from meanshift.data import open_source
@@ -45,10 +45,10 @@ def _pack(given: argparse.Namespace) -> int:
     finished = is_finished(out)
     sources = open_source(given.source)
     store = pack(sources, out, name=given.source, side=given.side, workers=given.workers).values()
-    pictures, pixels = sum(map(len, store)), sum(len(source.pixels) for source in store)
+    images, pixels = sum(map(len, store)), sum(len(source.pixels) for source in store)
     bad = sum(len(source.bad) for source in store)
     print(
-        f"{out}: {'was finished: ' if finished else ''}{pictures} pictures, {pixels:,} bytes, "
+        f"{out}: {'was finished: ' if finished else ''}{images} images, {pixels:,} bytes, "
         f"{bad} unreadable\n"
         f"train on it with: meanshift pretrain small --data {shlex.quote(str(out))} --out runs/x"
     )

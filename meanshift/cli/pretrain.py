@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def add(command: Command) -> None:
     demo = command(
-        "demo", _demo, "the whole path on shipped pictures: train, judge, draw the report page"
+        "demo", _demo, "the whole path on shipped images: train, judge, draw the report page"
     )
     demo.add_argument(
         "--out", type=Path, default=Path("runs/demo"), metavar="RUN", help="run directory"
@@ -67,19 +67,19 @@ def _train(config: Config, out: Path) -> int:
 
 
 def _monitor(config: Config) -> Monitor | None:
-    """k-NN on the held-out pictures, handed to the loop that knows nothing of judging."""
+    """k-NN on the held-out images, handed to the loop that knows nothing of judging."""
     from meanshift.data import train_and_held_out
     from meanshift.evaluation.knn import KNNMonitor
 
     train, held = train_and_held_out(
         config.data.source, config.data.held_out, seed=config.train.seed
     )
-    if held is None or not train.labelled or not held.labelled:
-        why = "nothing held out" if held is None and train.labelled else "no labels"
-        say(f"{train.name}: {len(train)} pictures, {why}: no k-NN while training")
+    if held is None or not train.labeled or not held.labeled:
+        why = "nothing held out" if held is None and train.labeled else "no labels"
+        say(f"{train.name}: {len(train)} images, {why}: no k-NN while training")
         return None
     say(
-        f"{train.name}: {len(train)} pictures to train on, {len(held)} held out for k-NN, "
+        f"{train.name}: {len(train)} images to train on, {len(held)} held out for k-NN, "
         f"{len(train.classes)} classes"
     )
     return KNNMonitor(train, held, image_size=config.data.image_size)
@@ -98,8 +98,8 @@ def _demo(given: argparse.Namespace) -> int:
     train, held = train_and_held_out(
         config.data.source, config.data.held_out, seed=config.train.seed
     )
-    if held is None or not (train.uniform and train.labelled and held.labelled):
-        raise ValueError(f"{config.data.source}: need labelled arrays with a held-out part")
+    if held is None or not (train.uniform and train.labeled and held.labeled):
+        raise ValueError(f"{config.data.source}: need labeled arrays with a held-out part")
     code = _train(config, given.out)
     if code:
         return code
@@ -121,7 +121,7 @@ def _demo(given: argparse.Namespace) -> int:
         subject.save(result)
         figures[title] = result.figures
     subject.save(cluster.evaluate(subject))
-    print(f"\nheld-out pictures, accuracy in %\n{table(figures)}\n\ndrawing the report ...")
+    print(f"\nheld-out images, accuracy in %\n{table(figures)}\n\ndrawing the report ...")
     page = write_report([Run(given.out)], given.out / "report.html")
     program = sys.argv[0] if Path(sys.argv[0]).name == "meanshift" else "meanshift"
     walk = f"{program} explore {shlex.quote(str(given.out))}"

@@ -1,4 +1,4 @@
-"""How pictures are read and where results go: what the judging commands share."""
+"""How images are read and where results go: what the judging commands share."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def add(command: Command) -> None:
         "--scale", default="cpu", help="paper, cifar10, cpu or smoke (docs/reproduce.md) [cpu]"
     )
     reproduce.add_argument(
-        "--data", metavar="SOURCE", help="pictures to use instead: which variant is best on them?"
+        "--data", metavar="SOURCE", help="images to use instead: which variant is best on them?"
     )
     reproduce.add_argument("--seeds", type=int, default=2, help="runs of each variant [2]")
     reproduce.add_argument(
@@ -72,7 +72,7 @@ def _reproduce(given: argparse.Namespace) -> int:
     page = whole.write()
     for sheet in whole.sheets():
         print(sheet.markdown())
-    print(f"page: {page} (with .md, .csv and pictures beside it)")
+    print(f"page: {page} (with .md, .csv and images beside it)")
     for job in failed:
         print(f"failed: {job.title}: {job.failure}", file=sys.stderr)
     return 1 if failed else 0

@@ -25,25 +25,21 @@ def add(command: Command) -> None:
     figures.add_argument(
         "--out", type=Path, metavar="DIR", help="[RUN/figures; of several runs, beside them]"
     )
-    figures.add_argument("--rows", type=int, default=0, help="neighbours, clusters, views: rows")
+    figures.add_argument("--rows", type=int, default=0, help="neighbors, clusters, views: rows")
+    figures.add_argument("--columns", type=int, default=0, help="neighbors, clusters: images a row")
     figures.add_argument(
-        "--columns", type=int, default=0, help="neighbours, clusters: pictures a row"
+        "--epochs", type=int, nargs="+", default=[], metavar="E", help="neighbors, tsne, views"
     )
-    figures.add_argument(
-        "--epochs", type=int, nargs="+", default=[], metavar="E", help="neighbours, tsne, views"
-    )
-    figures.add_argument("--seed", type=int, default=0, help="which pictures are drawn [0]")
+    figures.add_argument("--seed", type=int, default=0, help="which images are drawn [0]")
 
     report = command("report", _report, "one self-contained HTML page about one or more runs")
     _add_runs(report)
     report.add_argument("--out", type=Path, metavar="FILE", help="[RUN/report.html]")
 
-    explore = command("explore", _explore, "the live page: map, neighbours, search, outliers")
+    explore = command("explore", _explore, "the live page: map, neighbors, search, outliers")
     explore.add_argument("run_directory", type=Path, metavar="RUN", help="may still be training")
-    explore.add_argument("--data", metavar="SOURCE", help="where its pictures lie now")
-    explore.add_argument(
-        "--metadata", type=Path, metavar="CSV", help="file,column,... to colour by"
-    )
+    explore.add_argument("--data", metavar="SOURCE", help="where its images lie now")
+    explore.add_argument("--metadata", type=Path, metavar="CSV", help="file,column,... to color by")
     explore.add_argument("--host", default="127.0.0.1", help="[127.0.0.1]; others need a token")
     explore.add_argument("--port", type=int, help="[8800, or the next that is free]")
     explore.add_argument("--no-browser", action="store_true", help="only print the address")
@@ -51,7 +47,7 @@ def add(command: Command) -> None:
 
 def _add_runs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories")
-    parser.add_argument("--data", metavar="SOURCE", help="where their pictures lie now")
+    parser.add_argument("--data", metavar="SOURCE", help="where their images lie now")
 
 
 def _figures(given: argparse.Namespace) -> int:

@@ -37,7 +37,7 @@ def add(command: Command) -> None:
         "--rounds", type=int, help="interleaved rounds; the median counts [3, cost: 9, transfer: 1]"
     )
     bench.add_argument(
-        "--out", type=Path, metavar="DIR", help="for bench.json and the picture [runs/bench]"
+        "--out", type=Path, metavar="DIR", help="for bench.json and the image [runs/bench]"
     )
     bench.add_argument(
         "--photos", type=Path, metavar="DIR", help="files: class folders of JPEGs [made ones]"

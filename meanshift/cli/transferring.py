@@ -20,7 +20,7 @@ def add_transferring(parser: argparse.ArgumentParser) -> None:
         "--only", nargs="+", metavar="NAMES", help="some of the ten, as cifar10,flowers102 [all]"
     )
     transfer.add_argument(
-        "--add", nargs="+", default=[], metavar="NAME=SOURCE", help="other pictures with labels"
+        "--add", nargs="+", default=[], metavar="NAME=SOURCE", help="other images with labels"
     )
     detect = parser.add_argument_group("detect")
     detect.add_argument(
@@ -29,8 +29,8 @@ def add_transferring(parser: argparse.ArgumentParser) -> None:
     detect.add_argument(
         "--size", type=int, default=0, help="short side; batch and regions scale with it [800]"
     )
-    detect.add_argument("--batch-size", type=int, default=0, help="pictures an iteration [16]")
-    detect.add_argument("--rois", type=int, default=0, help="regions a picture to learn from [512]")
+    detect.add_argument("--batch-size", type=int, default=0, help="images an iteration [16]")
+    detect.add_argument("--rois", type=int, default=0, help="regions an image to learn from [512]")
     detect.add_argument("--classes", metavar="NAMES", help="as cat,dog [all that are annotated]")
 
 
@@ -82,7 +82,7 @@ def _tasks(given: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     unknown = [word for word in words if word not in ten]
     if unknown:
         raise ValueError(
-            f"--only: got {', '.join(unknown)}; need some of {', '.join(ten)}; other pictures are "
+            f"--only: got {', '.join(unknown)}; need some of {', '.join(ten)}; other images are "
             f"added with --add NAME=SOURCE"
         )
     added = dict[str, str]()
@@ -97,7 +97,7 @@ def _tasks(given: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     if given.root is None and (words or not added):
         raise ValueError(
             "transfer: where are the datasets? say --root FOLDER (docs/transfer.md tells how each "
-            "must lie there), or add your own pictures with --add NAME=SOURCE"
+            "must lie there), or add your own images with --add NAME=SOURCE"
         )
     chosen = [name for name in ten if name in words or not words] if given.root else []
     if given.root is not None and not given.root.is_dir():
@@ -117,7 +117,7 @@ def detect(given: argparse.Namespace, specs: list[str]) -> None:
     from meanshift.training.console import table
 
     if given.root is None:
-        raise ValueError(f"detect: where are the pictures? say --root VOCDEVKIT; {LAYOUT}")
+        raise ValueError(f"detect: where are the images? say --root VOCDEVKIT; {LAYOUT}")
     recipe = Recipe.of(
         given.iterations, size=given.size, batch_size=given.batch_size, rois=given.rois,
         lr=given.lr,
@@ -133,7 +133,7 @@ def detect(given: argparse.Namespace, specs: list[str]) -> None:
                 warnings.simplefilter("ignore")
             train, test = read_voc(given.root, classes=classes)
             _say(
-                f"{train.place}, {train.name}: {len(train)} pictures; {test.name}: {len(test)}; "
+                f"{train.place}, {train.name}: {len(train)} images; {test.name}: {len(test)}; "
                 f"{', '.join(train.classes)}; batches of {recipe.batch_size} at "
                 f"{recipe.sizes[0]} to {recipe.size} pixels, {recipe.rois} regions, rate "
                 f"{recipe.lr:g}",
@@ -149,7 +149,7 @@ def detect(given: argparse.Namespace, specs: list[str]) -> None:
                 rows[spec] = result.figures
                 if first:
                     card = judged.save(result)
-                    _say(f"card: {card}\npicture: {card.with_suffix('.png')}: {result.text}", first)
+                    _say(f"card: {card}\nimage: {card.with_suffix('.png')}: {result.text}", first)
     if first:
         paper = {f"{title} *": row for title, row in protocol.beside().items()}
         print(f"\n{result.name} on {test.name} of {test.place}\n{table(rows | paper, by='row')}")

@@ -41,7 +41,7 @@ def imagenet_r50_ss() -> Config:
 
 
 def imagenet_r50_ww() -> Config:
-    """MSF w/w, both views weak, for pictures that no strong augmentation suits.
+    """MSF w/w, both views weak, for images that no strong augmentation suits.
 
     command: meanshift pretrain imagenet-r50-ww --data IMAGENET --out runs/r50-ww --data.workers 16
     hardware: as imagenet-r50
@@ -104,11 +104,11 @@ def cifar10_r18() -> Config:
 
 
 def small() -> Config:
-    """A folder of a few thousand pictures on a CPU: ResNet-18 at half width, views of 96 pixels.
+    """A folder of a few thousand images on a CPU: ResNet-18 at half width, views of 96 pixels.
 
     command: meanshift pretrain small --data FOLDER --out runs/mine
     hardware: 2 CPU cores
-    time: about 100 pictures a second without bfloat16: an hour for 4,000 pictures and 100 epochs
+    time: about 100 images a second without bfloat16: an hour for 4,000 images and 100 epochs
     result: 600 photographs, 50 epochs: 20-NN 21.5 (untrained 23.5), before its targets were white.
       White targets, ours: 38.3 against 34.3 in 3 epochs of CIFAR-10 (docs/reproduce.md)
     """
@@ -127,11 +127,11 @@ def small() -> Config:
 
 
 def demo() -> Config:
-    """The whole path on the 10,000 pictures shipped with the package, in 3 minutes on 2 cores.
+    """The whole path on the 10,000 images shipped with the package, in 3 minutes on 2 cores.
 
     command: meanshift demo
     hardware: 2 CPU cores
-    time: 3 minutes without bfloat16 (18 epochs at about 1,100 pictures a second)
+    time: 3 minutes without bfloat16 (18 epochs at about 1,100 images a second)
     result: 20-NN 36.8, 1-NN 30.2, means of 3 seeds (untrained 31.0 and 24.5, raw pixels 39.3, 33.7)
     """
     return Config(

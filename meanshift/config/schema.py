@@ -17,20 +17,20 @@ Strength = Literal["weak", "strong"]
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Which pictures, and how they are read."""
+    """Which images, and how they are read."""
 
     source: str = "sample"
     """a folder, an .npz or .npy file, tar shards, a Hugging Face dataset (hf:NAME), a named dataset
     (cifar10, stl10, ...) or `sample`"""
     held_out: float | str = "auto"
-    """pictures kept for the monitor: a share cut from training, the name of a split, `none`, or
-    `auto` (the source's own val or test split; without one a tenth of a labelled source)"""
+    """images kept for the monitor: a share cut from training, the name of a split, `none`, or
+    `auto` (the source's own val or test split; without one a tenth of a labeled source)"""
     image_size: int = 224
     """side of the square views in pixels"""
     workers: int = 0
     """loader processes that decode and crop; sources that are arrays need none"""
     bad_share: float = 0.01
-    """share of unreadable pictures above which the run stops with their list"""
+    """share of unreadable images above which the run stops with their list"""
 
     def __post_init__(self) -> None:
         need(self.image_size >= 8, "data.image_size", self.image_size, "at least 8")
@@ -42,7 +42,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Views:
-    """How the two views of a picture are made."""
+    """How the two views of an image are made."""
 
     target: Strength = "weak"
     """the view that the target encoder sees"""
@@ -51,15 +51,15 @@ class Views:
     same_view: bool = False
     """give both encoders the same view (T1=T2): collapses, kept as the alarm's positive control"""
     crop_area: tuple[float, float] = (0.2, 1.0)
-    """share of the picture's area that a crop may cover, smallest and largest"""
+    """share of the image's area that a crop may cover, smallest and largest"""
     flip: float = 0.5
     """chance of a mirrored view"""
     jitter: float = 0.8
-    """chance of colour jitter in a strong view"""
+    """chance of color jitter in a strong view"""
     jitter_strength: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1)
     """reach of brightness, contrast, saturation and hue"""
     gray: float = 0.2
-    """chance of a grey strong view"""
+    """chance of a gray strong view"""
     blur: float = 0.5
     """chance of Gaussian blur in a strong view"""
     blur_sigma: tuple[float, float] = (0.1, 2.0)
@@ -90,7 +90,7 @@ class Encoder:
     name: str = "resnet50"
     """any torchvision backbone, or resnet10 (one block a stage)"""
     stem: Literal["imagenet", "small", "small-stride2"] = "imagenet"
-    """first layers: 7x7 and pool; 3x3 without pool for small pictures; the same with stride 2"""
+    """first layers: 7x7 and pool; 3x3 without pool for small images; the same with stride 2"""
     width: float = 1.0
     """factor on a ResNet's channels, for small machines"""
 
@@ -105,7 +105,7 @@ class Method:
     name: Literal["msf", "byol"] = "msf"
     """`byol` is the k=1 case: it keeps no bank"""
     k: int = 5
-    """neighbours an embedding is pulled towards; the first is the other view itself"""
+    """neighbors an embedding is pulled towards; the first is the other view itself"""
     k_schedule: Literal["constant", "linear"] = "constant"
     """`linear`: k grows in equal stretches of epochs from `k_start` to `k`"""
     k_start: int = 1
@@ -115,13 +115,13 @@ class Method:
     bank_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """how the bank is stored"""
     bank_layout: Literal["replicated", "sharded"] = "replicated"
-    """in several processes: all of the bank in each, or a part; the neighbours are the same"""
+    """in several processes: all of the bank in each, or a part; the neighbors are the same"""
     momentum: float = 0.99
     """share of itself that the target keeps at each step"""
     momentum_schedule: Literal["constant", "cosine"] = "constant"
     """`cosine`: momentum rises to 1 at the end of training"""
     same_image: Literal["keep", "skip"] = "keep"
-    """whether an older view of the same picture may be a neighbour"""
+    """whether an older view of the same image may be a neighbor"""
     search_filled_only: bool = False
     """leave out the random rows with which the bank begins"""
     symmetric: bool = False
@@ -152,12 +152,12 @@ class Method:
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """The optimiser, its schedule, the machine, and how often things are written."""
+    """The optimizer, its schedule, the machine, and how often things are written."""
 
     epochs: int = 200
-    """passes over the pictures"""
+    """passes over the images"""
     batch_size: int = 256
-    """pictures a step, over all processes; an incomplete last batch is left to later epochs"""
+    """images a step, over all processes; an incomplete last batch is left to later epochs"""
     lr: float = 0.05
     """learning rate at the start"""
     lr_schedule: Literal["epoch", "step"] = "epoch"
@@ -169,7 +169,7 @@ class Train:
     weight_decay: float = 1e-4
     """on every parameter, batch norm and biases too"""
     batch_norm: Literal["shuffle", "sync", "local"] = "shuffle"
-    """in several processes: the target's pictures permuted over them, as the authors do; one
+    """in several processes: the target's images permuted over them, as the authors do; one
     statistic over all of them, as in one process; or each its own"""
     seed: int = 0
     """address of all randomness"""
@@ -188,11 +188,11 @@ class Train:
     log_every: int = 20
     """steps between lines of metrics.jsonl"""
     monitor_every: int = 5
-    """epochs between k-NN checks on the held-out pictures (0: only at the end)"""
+    """epochs between k-NN checks on the held-out images (0: only at the end)"""
     snapshots: int = 6
     """moments kept for figures: before training, after it, the rest between, early ones denser"""
     probe_size: int = 1000
-    """training pictures whose embeddings a snapshot keeps"""
+    """training images whose embeddings a snapshot keeps"""
     tensorboard: bool = False
     """write TensorBoard events beside metrics.jsonl (needs the extra `tensorboard`)"""
 
@@ -283,7 +283,7 @@ HARMLESS = frozenset(
     "train.keep_every train.log_every train.monitor_every train.tensorboard train.compile "
     "train.timeout".split()
 )
-"""Settings that may change when a run is continued. The pictures have a fingerprint of their own,
+"""Settings that may change when a run is continued. The images have a fingerprint of their own,
 and a change of device or precision is told."""
 
 

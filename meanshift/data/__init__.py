@@ -1,4 +1,4 @@
-"""Sources of pictures behind one contract: folder, store, arrays, shards, datasets, sample."""
+"""Sources of images behind one contract: folder, store, arrays, shards, datasets, sample."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def open_source(spec: str, *, labels: Path | None = None) -> Mapping[str, Source
         if labels is None:
             return store
     if labels is not None:
-        raise ValueError(f"{labels}: a CSV of labels is for folders of pictures, not for {spec}")
+        raise ValueError(f"{labels}: a CSV of labels is for folders of images, not for {spec}")
     if spec == "sample":
         return sample.read_sample()
     if beyond:
@@ -67,7 +67,7 @@ def open_source(spec: str, *, labels: Path | None = None) -> Mapping[str, Source
         return torchvision_datasets.read_named(spec.lower())
     what = "a file that is neither .npz nor .npy nor .tar" if path.exists() else "nothing there"
     raise ValueError(
-        f"{spec}: {what}; need a folder of pictures, an .npz or .npy file, tar shards (a folder, "
+        f"{spec}: {what}; need a folder of images, an .npz or .npy file, tar shards (a folder, "
         f"photos-*.tar, https://host/photos-{{000..012}}.tar), a Hugging Face dataset (hf:NAME, "
         f"hf:PATH, hf+stream:NAME, hf+stream:FILES.parquet), `sample`, or one of "
         f"{', '.join(torchvision_datasets.NAMES)}"
@@ -220,7 +220,7 @@ def _open_folder(root: Path, labels: Path | None) -> dict[str, Source]:
                 f"{path}: {twice} is in more than one of {', '.join(sources)}; write the split's "
                 f"name in front, as train/{twice}"
             )
-        pictures = sum(map(len, sources.values()))
+        images = sum(map(len, sources.values()))
         known = sum(
             0 if source.labels is None else int((source.labels >= 0).sum())
             for source in sources.values()
@@ -232,10 +232,10 @@ def _open_folder(root: Path, labels: Path | None) -> dict[str, Source]:
                 f"{next(filter(table.get, table), 'missing')}; need paths inside the folder, as "
                 f"a/b.jpg"
             )
-        if known < max(listed, pictures):
+        if known < max(listed, images):
             warnings.warn(
-                f"{path}: labels {listed} files, {known} of them among the {pictures} pictures of "
-                f"{root}; the other pictures are unlabelled",
+                f"{path}: labels {listed} files, {known} of them among the {images} images of "
+                f"{root}; the other images are unlabeled",
                 stacklevel=3,
             )
     return {**sources}
@@ -244,7 +244,7 @@ def _open_folder(root: Path, labels: Path | None) -> dict[str, Source]:
 def train_and_held_out(
     spec: str, held_out: float | str, *, seed: int
 ) -> tuple[Source, Source | None]:
-    """What to train on, and the pictures kept for judging it (None when there are none)."""
+    """What to train on, and the images kept for judging it (None when there are none)."""
     splits = dict(open_source(spec))
     train = splits.pop("train")
     if held_out == "auto":

@@ -1,4 +1,4 @@
-"""Pictures of one size in an array: .npy and .npz files, mapped where they can be."""
+"""Images of one size in an array: .npy and .npz files, mapped where they can be."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from meanshift.data.source import Source
 
-_NAMES = {  # the keys under which people keep pictures and labels, by split
+_NAMES = {  # the keys under which people keep images and labels, by split
     "train": (("x_train", "train_images", "images", "x", "data", "arr_0"),
               ("y_train", "train_labels", "labels", "y", "targets", "arr_1")),
     "val": (("x_val", "val_images"), ("y_val", "val_labels")),
@@ -25,7 +25,7 @@ _NAMES = {  # the keys under which people keep pictures and labels, by split
 
 
 class ArraySource(Source):
-    """An array of pictures: grey (n, h, w), or colour with channels last or first; 8 or 16 bits."""
+    """An array of images: gray (n, h, w), or color with channels last or first; 8 or 16 bits."""
 
     def __init__(
         self,
@@ -44,13 +44,13 @@ class ArraySource(Source):
             if not one_each or flat.dtype.kind not in "iu":
                 raise ValueError(
                     f"{name}: labels of shape {np.shape(labels)} and type {flat.dtype} for "
-                    f"{len(pixels)} pictures; need one whole number a picture"
+                    f"{len(pixels)} images; need one whole number an image"
                 )
             self.labels = torch.from_numpy(flat.reshape(-1).astype(np.int64))
         count = 0 if self.labels is None or not len(self.labels) else int(self.labels.max()) + 1
         if count > 1_000_000:
             raise ValueError(
-                f"{name}: a label is {count - 1}, and there are {len(pixels)} pictures; need "
+                f"{name}: a label is {count - 1}, and there are {len(pixels)} images; need "
                 f"classes numbered from 0: np.unique(labels, return_inverse=True)[1]"
             )
         self.classes = classes or [str(i) for i in range(count)]
@@ -72,8 +72,8 @@ class ArraySource(Source):
         chosen = self.pixels[indices.numpy()]
         if chosen.dtype == np.uint16:
             chosen = (chosen >> 8).astype(np.uint8)
-        pictures = torch.from_numpy(chosen)
-        return pictures.expand(-1, -1, -1, 3) if pictures.shape[3] == 1 else pictures
+        images = torch.from_numpy(chosen)
+        return images.expand(-1, -1, -1, 3) if images.shape[3] == 1 else images
 
     def contents(self) -> str:
         if isinstance(self.pixels, np.memmap) and self.pixels.filename:
@@ -86,7 +86,7 @@ class ArraySource(Source):
         return digest.hexdigest()[:16]
 
     def fingerprint(self) -> str:
-        """Numbers are no names: some thousand pictures spread over the array are read as well."""
+        """Numbers are no names: some thousand images spread over the array are read as well."""
         digest = hashlib.sha256(super().fingerprint().encode() + repr(self.pixels.shape).encode())
         digest.update(np.ascontiguousarray(self.pixels[:: 1 + len(self) // 1000]).tobytes())
         return digest.hexdigest()[:16]
@@ -97,8 +97,8 @@ def read_arrays(path: Path) -> dict[str, ArraySource]:
     if path.suffix == ".npy":
         return {"train": ArraySource(_readable(path, _mapped), None, name=str(path))}
     keys, found = _readable(path, _keys), {}
-    for split, (pictures, labels) in _NAMES.items():
-        x = next((key for key in pictures if key in keys), None)
+    for split, (images, labels) in _NAMES.items():
+        x = next((key for key in images if key in keys), None)
         y = next((key for key in labels if key in keys), None)
         if x is not None:
             kept = None if y is None else _readable(path, _member, y)

@@ -1,4 +1,4 @@
-"""One picture file to RGB bytes, whatever its mode, depth or orientation."""
+"""One image file to RGB bytes, whatever its mode, depth or orientation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SUFFIXES = frozenset(
 )
 
 
-def read_picture(
+def read_image(
     file: Path | io.BytesIO, *, title: str = "", formats: tuple[str, ...] | None = None
 ) -> UInt8[Tensor, "3 height width"]:
     """Decode a file; anything that goes wrong becomes `Unreadable` with its reason.
@@ -32,9 +32,9 @@ def read_picture(
             # Of a bomb as well: filters are the whole process's, so a thread cannot trust them.
             warnings.filterwarnings("ignore", category=UserWarning)
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(file, formats=formats) as picture:
-                _refuse_bomb(picture, title)
-                pixels = np.array(to_rgb(ImageOps.exif_transpose(picture)))
+            with Image.open(file, formats=formats) as image:
+                _refuse_bomb(image, title)
+                pixels = np.array(to_rgb(ImageOps.exif_transpose(image)))
     except Unreadable:
         raise
     except Image.DecompressionBombError as bomb:
@@ -47,9 +47,9 @@ def read_picture(
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-def _refuse_bomb(picture: Image.Image, title: str) -> None:
-    """Refuse a picture that would fill the memory, by its header alone."""
-    width, height = picture.size
+def _refuse_bomb(image: Image.Image, title: str) -> None:
+    """Refuse an image that would fill the memory, by its header alone."""
+    width, height = image.size
     most = Image.MAX_IMAGE_PIXELS
     if most is not None and width * height > most:
         raise Unreadable(
@@ -59,16 +59,16 @@ def _refuse_bomb(picture: Image.Image, title: str) -> None:
         )
 
 
-def to_rgb(picture: Image.Image) -> Image.Image:
-    """Any mode to RGB: deep greys are scaled and not clipped, transparency lies on white."""
-    if picture.mode.startswith("I"):  # 16-bit grey; Pillow's own conversion would clip at 255
-        deep = np.asarray(picture)
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any mode to RGB: deep grays are scaled and not clipped, transparency lies on white."""
+    if image.mode.startswith("I"):  # 16-bit gray; Pillow's own conversion would clip at 255
+        deep = np.asarray(image)
         if deep.itemsize > 2 and (deep.min() < 0 or deep.max() > 65535):
-            raise ValueError("32-bit picture beyond the 16-bit range: scale it to 0..65535")
+            raise ValueError("32-bit image beyond the 16-bit range: scale it to 0..65535")
         return Image.fromarray((deep >> 8).astype(np.uint8)).convert("RGB")
-    if picture.mode == "F":
-        raise ValueError("floating-point picture of unknown range: save it with 8 or 16 bits")
-    if picture.has_transparency_data:
-        rgba = picture.convert("RGBA")
+    if image.mode == "F":
+        raise ValueError("floating-point image of unknown range: save it with 8 or 16 bits")
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
-    return picture.convert("RGB")
+    return image.convert("RGB")

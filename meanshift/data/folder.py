@@ -1,4 +1,4 @@
-"""A folder of picture files, with class subfolders or flat and unlabelled."""
+"""A folder of image files, with class subfolders or flat and unlabeled."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from meanshift.data.decode import SUFFIXES, read_picture
+from meanshift.data.decode import SUFFIXES, read_image
 from meanshift.data.source import Source, written
 
 
 class FolderSource(Source):
-    """Every picture below `root`, in the order of their names.
+    """Every image below `root`, in the order of their names.
 
-    When all of them lie in two or more subfolders, those are the classes; a picture at the top
-    means that the subfolders are mere storage and nothing is labelled. A table of labels by path
+    When all of them lie in two or more subfolders, those are the classes; an image at the top
+    means that the subfolders are mere storage and nothing is labeled. A table of labels by path
     (inside `root`, or with `prefix` before it) takes the place of the subfolders' names.
     """
 
@@ -29,10 +29,10 @@ class FolderSource(Source):
         self, root: Path, table: Mapping[str, str] | None = None, prefix: str = ""
     ) -> None:
         self.root, self.name = root, str(root)
-        self.files = sorted(_pictures(root))
+        self.files = sorted(_images(root))
         if not self.files:
             raise ValueError(
-                f"{root}: no picture found; need files ending in {' '.join(sorted(SUFFIXES))}, "
+                f"{root}: no image found; need files ending in {' '.join(sorted(SUFFIXES))}, "
                 f"at the top or in subfolders"
             )
         if table is not None:
@@ -59,7 +59,7 @@ class FolderSource(Source):
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
     def read(self, index: int) -> UInt8[Tensor, "3 height width"]:
-        return read_picture(self.root / self.files[index])
+        return read_image(self.root / self.files[index])
 
 
 def splits(root: Path) -> dict[str, Path]:
@@ -70,7 +70,7 @@ def splits(root: Path) -> dict[str, Path]:
     return inside if "train" in inside and (len(inside) > 1 or alone) else {"train": root}
 
 
-def _pictures(root: Path) -> list[Path]:
+def _images(root: Path) -> list[Path]:
     found, seen, endings = [], set[str](), tuple(SUFFIXES)
     for folder, subfolders, files in os.walk(root, followlinks=True):
         real = os.path.realpath(folder)

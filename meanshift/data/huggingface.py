@@ -17,11 +17,11 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from meanshift.data.decode import read_picture
+from meanshift.data.decode import read_image
 from meanshift.data.shards import Local, Reading, Remote, base_name, split_of
 from meanshift.data.source import Source, Unreadable, order_by_blocks, written
 
-_BUDGET = 256 << 20  # bytes of pictures that a process holds: how many row groups `order` may mix
+_BUDGET = 256 << 20  # bytes of images that a process holds: how many row groups `order` may mix
 _LARGE = 512 << 20  # bytes of one row group that deserve a warning
 
 
@@ -36,42 +36,42 @@ class HubSource(Source):
         if label is not None:
             told = dataset.select_columns([label]).with_format("arrow")[:]
             self.labels, self.classes = _labels(told.column(label), names, name)
-        self.column, pictures = column, dataset.select_columns([column]).with_format(None)
+        self.column, images = column, dataset.select_columns([column]).with_format(None)
         if type(dataset.features[column]).__name__ == "Image":  # bytes, for our own decoder
-            pictures = pictures.cast_column(column, type(dataset.features[column])(decode=False))
-        self.pictures = pictures
+            images = images.cast_column(column, type(dataset.features[column])(decode=False))
+        self.images = images
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def title(self, index: int) -> str:
         return f"#{index}"
 
     def read(self, index: int) -> UInt8[Tensor, "3 height width"]:
-        held = self.pictures[index][self.column]
+        held = self.images[index][self.column]
         content = held.get("bytes") if isinstance(held, dict) else held
         if content is not None:
-            return read_picture(io.BytesIO(content), title=self.title(index))
+            return read_image(io.BytesIO(content), title=self.title(index))
         if isinstance(held, dict) and held.get("path"):
-            return read_picture(Path(held["path"]))
+            return read_image(Path(held["path"]))
         raise Unreadable(self.title(index), "neither bytes nor the path of a file")
 
     def fingerprint(self) -> str:
-        """Numbers are no names: the beginnings of some hundred pictures are read as well."""
+        """Numbers are no names: the beginnings of some hundred images are read as well."""
         digest = hashlib.sha256(super().fingerprint().encode())
         for index in range(0, len(self), 1 + len(self) // 256):
-            held = self.pictures[index][self.column]
+            held = self.images[index][self.column]
             content = held.get("bytes") if isinstance(held, dict) else held
             digest.update(f"{len(content or b'')} ".encode() + (content or b"")[:4096])
         return digest.hexdigest()[:16]
 
     def contents(self) -> str:
-        files = [Path(held["filename"]) for held in self.pictures.cache_files]
+        files = [Path(held["filename"]) for held in self.images.cache_files]
         return hashlib.sha256((self.fingerprint() + written(files)).encode()).hexdigest()[:16]
 
 
 class StreamedSource(Source):
-    """The pictures of some Parquet files, read by row group when one of its pictures is asked for.
+    """The images of some Parquet files, read by row group when one of its images is asked for.
 
     A process holds as many row groups as `order` mixes at a time, and no open file.
     """
@@ -112,7 +112,7 @@ class StreamedSource(Source):
         self.window = min(32, max(2, _BUDGET * len(self.sizes) // (sum(self.sizes) or 1)))
         if max(self.sizes) > _LARGE:
             warnings.warn(
-                f"{name}: a row group has {max(self.sizes) >> 20} MB of pictures and is held whole "
+                f"{name}: a row group has {max(self.sizes) >> 20} MB of images and is held whole "
                 f"by each worker; write the files with smaller ones (row_group_size=500)",
                 stacklevel=2,
             )
@@ -143,10 +143,10 @@ class StreamedSource(Source):
         content = self._block(block)[row].as_py()
         if content is None:
             raise Unreadable(self.title(index), "no bytes in the Parquet file")
-        return read_picture(io.BytesIO(content), title=self.title(index))
+        return read_image(io.BytesIO(content), title=self.title(index))
 
     def _block(self, block: int) -> Any:
-        """The bytes of a row group's pictures, from this process's few or from its file."""
+        """The bytes of a row group's images, from this process's few or from its file."""
         if self._owner != os.getpid():  # a forked worker's own
             self._held, self._owner = {}, os.getpid()
         found = self._held.pop(block, None)
@@ -265,14 +265,14 @@ def _tried(file: Local | Remote, read: Callable[..., Any], *given: Any, **more: 
 
 
 def _chunk(footer: Any, group: int, leaf: str) -> int:
-    """How many bytes a row group's pictures take in memory."""
+    """How many bytes a row group's images take in memory."""
     row_group = footer.row_group(group)
     columns = map(row_group.column, range(row_group.num_columns))
     return sum(each.total_uncompressed_size for each in columns if each.path_in_schema == leaf)
 
 
 def _columns(schema: Any, name: str) -> tuple[str, str | None, list[str] | None]:
-    """The column of the pictures, that of the labels if there is one, and the classes' names."""
+    """The column of the images, that of the labels if there is one, and the classes' names."""
     import pyarrow as pa
 
     told = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
@@ -282,23 +282,23 @@ def _columns(schema: Any, name: str) -> tuple[str, str | None, list[str] | None]
         if isinstance(feature, dict) and column in schema.names
     }
     kinds = {field.name: field.type for field in schema}
-    pictures = [column for column, held in features.items() if held.get("_type") == "Image"] or [
+    images = [column for column, held in features.items() if held.get("_type") == "Image"] or [
         column
         for column, kind in kinds.items()
         if pa.types.is_binary(kind)
         or pa.types.is_large_binary(kind)
         or (pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0)
     ]
-    if not pictures:
+    if not images:
         raise ValueError(
-            f"{name}: has the columns {', '.join(schema.names)}; need one of pictures: the feature "
+            f"{name}: has the columns {', '.join(schema.names)}; need one of images: the feature "
             f"Image, or their files' bytes"
         )
     classes = [column for column, held in features.items() if held.get("_type") == "ClassLabel"]
     whole = [column for column, kind in kinds.items() if pa.types.is_integer(kind)]
     usual = [column for column in ("label", "labels") if column in classes + whole]
     label = next(iter(usual + classes), None)
-    return pictures[0], label, None if label is None else features.get(label, {}).get("names")
+    return images[0], label, None if label is None else features.get(label, {}).get("names")
 
 
 def _labels(

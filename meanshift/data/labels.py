@@ -38,11 +38,11 @@ def read_labels(path: Path) -> dict[str, str]:
         if len(several) > 1 or any(mark in label for mark in ";|"):
             raise ValueError(
                 f"{path}, line {number}: {name} has several labels ({', '.join(several)}); "
-                f"pictures with more than one label cannot be judged: give one label a file"
+                f"images with more than one label cannot be judged: give one label a file"
             )
         if labels.setdefault(name, label) != label:
             raise ValueError(
                 f"{path}, line {number}: {name} is {label!r} here and {labels[name]!r} before; "
-                f"pictures with more than one label cannot be judged: give one label a file"
+                f"images with more than one label cannot be judged: give one label a file"
             )
     return labels

@@ -1,4 +1,4 @@
-"""Batches at their addresses: the pictures of each step, read by any number of workers."""
+"""Batches at their addresses: the images of each step, read by any number of workers."""
 
 from __future__ import annotations
 
@@ -18,17 +18,15 @@ from meanshift.runtime import distributed, rng
 
 @dataclass
 class Batch:
-    """The pictures of one step: one tensor of whole ones, or the crops of each view."""
+    """The images of one step: one tensor of whole ones, or the crops of each view."""
 
     step: int
     epoch: int
     ids: Int[Tensor, " batch"]
     labels: Int[Tensor, " batch"] | None
-    pictures: (
-        UInt8[Tensor, "batch height width channels"] | list[UInt8[Tensor, "batch channels _ _"]]
-    )
+    images: UInt8[Tensor, "batch height width channels"] | list[UInt8[Tensor, "batch channels _ _"]]
     bad: list[tuple[str, str]]
-    """pictures that could not be read, as (title, reason)"""
+    """images that could not be read, as (title, reason)"""
 
     def pin_memory(self) -> Batch:
         """Called by the DataLoader, so that copies to a GPU need not wait."""
@@ -39,14 +37,14 @@ class Batch:
         return self._each(lambda held: held.to(device, non_blocking=True))
 
     def _each(self, move: Callable[[Tensor], Tensor]) -> Batch:
-        held = self.pictures
-        pictures = move(held) if isinstance(held, Tensor) else [move(crops) for crops in held]
+        held = self.images
+        images = move(held) if isinstance(held, Tensor) else [move(crops) for crops in held]
         labels = None if self.labels is None else move(self.labels)
-        return replace(self, labels=labels, pictures=pictures)
+        return replace(self, labels=labels, images=images)
 
 
 Crop = Callable[[list[Tensor], int, Tensor], list[Tensor]]
-"""How a worker cuts decoded pictures: (pictures, epoch, ids) to the crops of each view."""
+"""How a worker cuts decoded images: (images, epoch, ids) to the crops of each view."""
 
 
 def batches(
@@ -86,7 +84,7 @@ def steps_an_epoch(source: Source, batch_size: int, *, partial: bool = False) ->
         return -(-len(source) // batch_size)
     if len(source) < batch_size:
         raise ValueError(
-            f"{source.name}: {len(source)} pictures do not fill one batch of {batch_size}; "
+            f"{source.name}: {len(source)} images do not fill one batch of {batch_size}; "
             f"use --train.batch_size {max(2, len(source) // 4)} or fewer"
         )
     return len(source) // batch_size
@@ -143,18 +141,18 @@ class _Reader(Dataset[Batch]):
     def __getitem__(self, request: Request) -> Batch:
         step, epoch, ids = request
         bad: list[tuple[str, str]] = []
-        pictures: Tensor | list[Tensor]
+        images: Tensor | list[Tensor]
         if self.source.uniform:
-            pictures = self.source.gather(ids)
+            images = self.source.gather(ids)
         else:
             read = [self._readable(int(index), bad) for index in ids]
             ids = torch.tensor([index for index, _ in read])
-            pictures = self.crop([picture for _, picture in read], epoch, ids)
+            images = self.crop([image for _, image in read], epoch, ids)
         labels = None if self.source.labels is None else self.source.labels[ids]
-        return Batch(step, epoch, ids, labels, pictures, bad)
+        return Batch(step, epoch, ids, labels, images, bad)
 
     def _readable(self, index: int, bad: list[tuple[str, str]]) -> tuple[int, Tensor]:
-        """The picture, or a stand-in that depends on nothing but its id."""
+        """The image, or a stand-in that depends on nothing but its id."""
         try:
             return index, self.source.read(index)
         except Unreadable as error:

@@ -1,7 +1,7 @@
-"""Pictures decoded and shrunk once into mapped files: a store that is itself a source.
+"""Images decoded and shrunk once into mapped files: a store that is itself a source.
 
 A store is a directory. Each split has a file of pixels (`train.bin`: height x width x 3 bytes a
-picture, one after the other) and its index (`train.npz`); `pack.json` is written last.
+image, one after the other) and its index (`train.npz`); `pack.json` is written last.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _FINISHED, _UNFINISHED = "pack.json", "unfinished.json"
 _SETTLED = 16 << 20  # bytes of pixels between two moments at which a killed pack can go on
 
 Row = list[Any]
-"""Height and width of a picture; of an unreadable one 0, 0, its title and the reason."""
+"""Height and width of an image; of an unreadable one 0, 0, its title and the reason."""
 
 
 class PackedSource(Source):
-    """One split of a store; its pictures are views of the mapped file and cannot be written to."""
+    """One split of a store; its images are views of the mapped file and cannot be written to."""
 
     def __init__(self, root: Path, split: str, *, side: int, classes: list[str]) -> None:
         self.name, self.file = str(root), root / f"{split}.bin"
@@ -72,7 +72,7 @@ class PackedSource(Source):
         return self.pixels.as_strided((3, height, width), (1, 3 * width, 3), start)
 
     def fingerprint(self) -> str:
-        """Names can stay the same: a little of some thousand pictures is read as well."""
+        """Names can stay the same: a little of some thousand images is read as well."""
         digest = hashlib.sha256(f"{super().fingerprint()} {self.side}".encode())
         digest.update(self.sizes.tobytes())
         starts = [0, *self.ends.tolist()]
@@ -116,7 +116,7 @@ def is_finished(root: Path) -> bool:
 def pack(
     sources: Mapping[str, Source], out: Path, *, name: str, side: int = 256, workers: int = 0
 ) -> dict[str, PackedSource]:
-    """Write the pictures of every split into a store, short sides shrunk to `side`, and open it.
+    """Write the images of every split into a store, short sides shrunk to `side`, and open it.
 
     `name` is what a user types for the sources. A pack that was stopped at any moment goes on where
     it was and ends with the same bytes.
@@ -145,7 +145,7 @@ def pack(
     bad = [why for source in store.values() for why in source.bad.values()]
     if bad and not finished:
         warnings.warn(
-            f"{name}: {len(bad)} of {sum(map(len, sources.values()))} pictures cannot be read and "
+            f"{name}: {len(bad)} of {sum(map(len, sources.values()))} images cannot be read and "
             f"only keep their places, the first is {bad[0][0]} ({bad[0][1]})",
             stacklevel=2,
         )
@@ -161,7 +161,7 @@ def _begin(out: Path, wanted: dict[str, Any]) -> bool:
             if there["side"] != wanted["side"]:
                 what = f"with --side {there['side']}, now it is {wanted['side']}"
             elif there["splits"] != wanted["splits"]:
-                what = f"from other pictures or labels ({there['source']} as it was then)"
+                what = f"from other images or labels ({there['source']} as it was then)"
             else:
                 return file == _FINISHED
             raise ValueError(f"{out}: was packed {what}; choose another directory, or delete it")
@@ -176,7 +176,7 @@ def _begin(out: Path, wanted: dict[str, Any]) -> bool:
 
 
 def _fill(file: Path, source: Source, side: int, workers: int) -> None:
-    """Append the pictures that a file of pixels lacks, then write its index."""
+    """Append the images that a file of pixels lacks, then write its index."""
     part, waiting, unsettled = file.with_suffix(".part"), b"", 0
     with file.open("ab") as pixels, part.open("ab") as lines:
         rows, told, used = _settled(part, file.stat().st_size)
@@ -232,7 +232,7 @@ def _settled(part: Path, room: int) -> tuple[list[Row], int, int]:
 
 
 class _Shrunk(Dataset[tuple[Tensor, list[Row]]]):
-    """A few pictures as one run of bytes, so that a worker's message is one block of memory."""
+    """A few images as one run of bytes, so that a worker's message is one block of memory."""
 
     def __init__(self, source: Source, side: int, start: int) -> None:
         self.source, self.side = source, side
@@ -245,14 +245,14 @@ class _Shrunk(Dataset[tuple[Tensor, list[Row]]]):
         rows, parts = list[Row](), [torch.empty(0, dtype=torch.uint8)]
         for index in self.batches[batch].tolist():
             try:
-                picture = self.source.read(index)
+                image = self.source.read(index)
             except Unreadable as error:
                 rows.append([0, 0, error.title, error.why])
                 continue
-            if min(picture.shape[1:]) > self.side:
-                picture = TF.resize(picture, [self.side], antialias=True)
-            rows.append([*picture.shape[1:]])
-            parts.append(picture.permute(1, 2, 0).reshape(-1))
+            if min(image.shape[1:]) > self.side:
+                image = TF.resize(image, [self.side], antialias=True)
+            rows.append([*image.shape[1:]])
+            parts.append(image.permute(1, 2, 0).reshape(-1))
         return torch.cat(parts), rows
 
 

@@ -1,4 +1,4 @@
-"""Pictures shipped inside the package: a balanced cut of CIFAR-10 (see sample/README.md)."""
+"""Images shipped inside the package: a balanced cut of CIFAR-10 (see sample/README.md)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIDE, TRAIN = (
 
 
 def read_sample() -> dict[str, ArraySource]:
-    """10,000 pictures to train on and 2,000 to judge with, from one sheet of tiles a class."""
+    """10,000 images to train on and 2,000 to judge with, from one sheet of tiles a class."""
     folder = resources.files("meanshift.data") / "sample"
     sheets = sorted((f for f in folder.iterdir() if f.name.endswith(".jpg")), key=lambda f: f.name)
     classes, tiles = [], []
@@ -35,7 +35,7 @@ def read_sample() -> dict[str, ArraySource]:
 
 
 def cut_tiles(sheet: np.ndarray) -> np.ndarray:
-    """A sheet of square tiles to an array of pictures, row by row."""
+    """A sheet of square tiles to an array of images, row by row."""
     rows, columns = sheet.shape[0] // SIDE, sheet.shape[1] // SIDE
     tiles = sheet.reshape(rows, SIDE, columns, SIDE, 3).swapaxes(1, 2)
     return np.ascontiguousarray(tiles.reshape(-1, SIDE, SIDE, 3))

@@ -1,7 +1,7 @@
 """Tar shards in webdataset's layout, on a disk or at an address, with random access.
 
-The webdataset package reads shards from front to back, so a picture has no address there; here an
-index of the members is made once, and a picture is one read at its offset.
+The webdataset package reads shards from front to back, so an image has no address there; here an
+index of the members is made once, and an image is one read at its offset.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from meanshift.data.decode import SUFFIXES, read_picture
+from meanshift.data.decode import SUFFIXES, read_image
 from meanshift.data.source import Source
 from meanshift.runtime.progress import progress
 from meanshift.runtime.run_directory import write_atomically
@@ -104,7 +104,7 @@ class Remote:
         if status != 206 or told is None or int(told[1]) != offset:
             raise OSError(
                 f"{self.address}: its server ignores Range requests (it answered {status}), so "
-                f"single pictures cannot be read; use another server, or download the file"
+                f"single images cannot be read; use another server, or download the file"
             )
         if self.size not in (-1, int(told[2])):
             raise OSError(
@@ -161,9 +161,9 @@ def split_of(name: str) -> str | None:
 
 
 class ShardSource(Source):
-    """The pictures of some shards, in the order of the shards' names and of their members.
+    """The images of some shards, in the order of the shards' names and of their members.
 
-    Members whose names agree up to the first dot belong together. The first picture among them
+    Members whose names agree up to the first dot belong together. The first image among them
     counts, `.cls` or a `.json` with `label`, `cls` or `class` labels it, all else is passed over.
     """
 
@@ -184,13 +184,13 @@ class ShardSource(Source):
                 bar.update()
         for many, what in (
             (damaged, "shards are cut short or damaged, only what is whole before that is used"),
-            (doubles, "pictures share their key with an earlier one and are passed over"),
+            (doubles, "images share their key with an earlier one and are passed over"),
         ):
             if many:
                 warnings.warn(f"{name}: {len(many)} {what}; the first is {many[0]}", stacklevel=2)
         if not self.rows:
             raise ValueError(
-                f"{name}: no picture in {len(self.files)} shards; need members ending in "
+                f"{name}: no image in {len(self.files)} shards; need members ending in "
                 f"{' '.join(sorted(SUFFIXES))}"
             )
         self.classes, numbers = _numbered(labels)
@@ -206,7 +206,7 @@ class ShardSource(Source):
     def read(self, index: int) -> UInt8[Tensor, "3 height width"]:
         shard, offset, size, _ = self.rows[index]
         content = self.files[shard].read_at(offset, size)
-        return read_picture(io.BytesIO(content), title=self.title(index))
+        return read_image(io.BytesIO(content), title=self.title(index))
 
     def contents(self) -> str:
         told = [self.fingerprint(), *(file.version for file in self.files)]
@@ -214,7 +214,7 @@ class ShardSource(Source):
 
 
 def in_folder(root: Path) -> list[str]:
-    """The shards at the top and in the folders of the splits, where no picture lies beside them."""
+    """The shards at the top and in the folders of the splits, where no image lies beside them."""
     tops = [root, *(root / split for split in ("train", "val", "test"))]
     files = [file for top in tops if top.is_dir() for file in top.iterdir() if file.is_file()]
     found = [str(file) for file in files if file.name.endswith((".tar", *ZIPPED))]
@@ -259,10 +259,10 @@ def _walk(file: Local | Remote) -> dict[str, Any]:
     """Read a shard's headers and labels from front to back."""
     if file.address.endswith(ZIPPED) or file.read_at(0, min(2, file.size)) in (b"\x1f\x8b", b"BZ"):
         raise ValueError(
-            f"{file.address}: is compressed, so its pictures have no addresses; need a plain tar: "
+            f"{file.address}: is compressed, so its images have no addresses; need a plain tar: "
             f"type gunzip (bunzip2, unxz, unzstd) {shlex.quote(base_name(file.address))}"
         )
-    pictures, labels, doubles = dict[str, tuple[int, int, str]](), dict[str, str](), list[str]()
+    images, labels, doubles = dict[str, tuple[int, int, str]](), dict[str, str](), list[str]()
     whole = io.BufferedReader(Reading(file), 1 << (22 if isinstance(file, Remote) else 14))
     try:
         with tarfile.open(fileobj=whole, mode="r:") as tar:
@@ -272,7 +272,7 @@ def _walk(file: Local | Remote) -> dict[str, Any]:
                 key, ending = folder + slash + stem, ending.lower()
                 if stem and f".{ending.rpartition('.')[2]}" in SUFFIXES:
                     row = (member.offset_data, member.size, folder + slash + base)
-                    if pictures.setdefault(key, row) is not row:
+                    if images.setdefault(key, row) is not row:
                         doubles.append(row[2])
                 elif stem and ending in ("cls", "json") and (held := tar.extractfile(member)):
                     label = _label(held.read(), ending)
@@ -285,7 +285,7 @@ def _walk(file: Local | Remote) -> dict[str, Any]:
             f"tar --sort=name -cf photos-000.tar FILES"
         ) from None
     damaged = file.size < end + 512 or file.read_at(end, 512) != bytes(512)
-    rows = [[*row, labels.get(key)] for key, row in pictures.items()]
+    rows = [[*row, labels.get(key)] for key, row in images.items()]
     return {"rows": rows, "damaged": damaged, "doubles": doubles}
 
 

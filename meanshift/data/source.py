@@ -1,4 +1,4 @@
-"""The one contract behind every source of pictures, and a cut of one."""
+"""The one contract behind every source of images, and a cut of one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meanshift.runtime import rng
 
 
 class Unreadable(Exception):
-    """A picture that cannot be read: `title` names it, `why` says what is wrong with it."""
+    """An image that cannot be read: `title` names it, `why` says what is wrong with it."""
 
     def __init__(self, title: str, why: str) -> None:
         super().__init__(title, why)
@@ -25,7 +25,7 @@ class Unreadable(Exception):
 
 
 class Source(ABC):
-    """Pictures by index, in a fixed order, with labels where they exist (-1 is unknown)."""
+    """Images by index, in a fixed order, with labels where they exist (-1 is unknown)."""
 
     name: str
     labels: Int[Tensor, " n"] | None
@@ -35,48 +35,48 @@ class Source(ABC):
     def __len__(self) -> int: ...
 
     @property
-    def labelled(self) -> bool:
-        """Whether any picture has a label."""
+    def labeled(self) -> bool:
+        """Whether any image has a label."""
         return self.labels is not None and bool((self.labels >= 0).any())
 
     @abstractmethod
     def title(self, index: int) -> str:
-        """What a person would call the picture: its file's name or its number."""
+        """What a person would call the image: its file's name or its number."""
 
     @abstractmethod
     def read(self, index: int) -> UInt8[Tensor, "channels height width"]:
-        """One picture in RGB; raises `Unreadable`."""
+        """One image in RGB; raises `Unreadable`."""
 
     @property
     def uniform(self) -> bool:
-        """Whether all pictures have one size and lie in memory (or a mapped file): see `gather`."""
+        """Whether all images have one size and lie in memory (or a mapped file): see `gather`."""
         return False
 
     def gather(
         self, indices: Int[Tensor, " batch"]
     ) -> UInt8[Tensor, "batch height width channels"]:
-        """Many pictures at once; only for sources that are `uniform`."""
-        raise TypeError(f"{self.name} is not uniform: read its {len(indices)} pictures one by one")
+        """Many images at once; only for sources that are `uniform`."""
+        raise TypeError(f"{self.name} is not uniform: read its {len(indices)} images one by one")
 
     @property
     def blockwise(self) -> bool:
-        """Whether pictures are cheap to read only in blocks, and `order` keeps to few at a time."""
+        """Whether images are cheap to read only in blocks, and `order` keeps to few at a time."""
         return False
 
     def order(self, seed: int, epoch: int) -> Int[Tensor, " n"]:
-        """The order in which an epoch visits the pictures: a pure function of its address."""
+        """The order in which an epoch visits the images: a pure function of its address."""
         return rng.order(seed, epoch, len(self))
 
     def take(self, indices: Int[Tensor, " m"]) -> Cut:
-        """The same pictures, only these, in this order."""
+        """The same images, only these, in this order."""
         return Cut(self, indices)
 
     def contents(self) -> str:
-        """Changes also when a picture is written anew: what a cache of features depends on."""
+        """Changes also when an image is written anew: what a cache of features depends on."""
         return self.fingerprint()
 
     def fingerprint(self) -> str:
-        """Changes when pictures are added, removed, renamed or relabelled."""
+        """Changes when images are added, removed, renamed or relabeled."""
         digest = hashlib.sha256()
         for index in range(len(self)):
             digest.update(self.title(index).encode("utf-8", "surrogateescape") + b"\n")
@@ -119,7 +119,7 @@ class Cut(Source):
         return self.whole.blockwise
 
     def order(self, seed: int, epoch: int) -> Int[Tensor, " n"]:
-        """Its own, or where the whole has blocks, the whole's without the others' pictures."""
+        """Its own, or where the whole has blocks, the whole's without the others' images."""
         if not self.blockwise:
             return rng.order(seed, epoch, len(self))
         return self.whole.order(seed, epoch).argsort()[self.indices].argsort(stable=True)
@@ -137,10 +137,10 @@ class Cut(Source):
 def order_by_blocks(
     seed: int, epoch: int, sizes: Int[Tensor, " blocks"], *, window: int
 ) -> Int[Tensor, " n"]:
-    """An epoch's order in which the pictures of only `window` blocks are mixed at a time.
+    """An epoch's order in which the images of only `window` blocks are mixed at a time.
 
-    The blocks are shuffled, every `window` neighbours of them make a group, and each group's
-    pictures are shuffled together.
+    The blocks are shuffled, every `window` neighbors of them make a group, and each group's
+    images are shuffled together.
     """
     place = rng.order(seed, epoch, len(sizes)).argsort()
     group = (place // window).repeat_interleave(sizes)
@@ -151,7 +151,7 @@ def order_by_blocks(
 
 
 def known(source: Source) -> Source:
-    """Only the pictures whose class is known."""
+    """Only the images whose class is known."""
     assert source.labels is not None
     has = source.labels >= 0
     return source if bool(has.all()) else source.take(has.nonzero()[:, 0])
@@ -160,7 +160,7 @@ def known(source: Source) -> Source:
 def written(files: Sequence[Path]) -> str:
     """Changes when one of these files is written anew or its like lies in its place.
 
-    Sizes and dates tell, but archives of uncompressed pictures give all of them the same: the
+    Sizes and dates tell, but archives of uncompressed images give all of them the same: the
     beginnings of some thousand files spread over the list are read as well.
     """
     digest, every = hashlib.sha256(), 1 + len(files) // 1000
@@ -172,7 +172,7 @@ def written(files: Sequence[Path]) -> str:
             if index % every == 0:
                 with file.open("rb") as held:
                     digest.update(held.read(65_536))
-        except OSError:  # unreadable, as its picture will be
+        except OSError:  # unreadable, as its image will be
             digest.update(b"nothing\n")
     return digest.hexdigest()
 
@@ -186,7 +186,7 @@ def stratified(labels: Int[Tensor, " n"], count: int, *, seed: int) -> Int[Tenso
     classes, members = labels.unique(return_counts=True)
     if not len(classes) <= count <= len(labels):
         raise ValueError(
-            f"a cut of {count} pictures out of {len(labels)} of {len(classes)} classes; need at "
+            f"a cut of {count} images out of {len(labels)} of {len(classes)} classes; need at "
             f"least one a class and at most all (--fractions, --counts)"
         )
     share = members * (count / len(labels))
@@ -215,7 +215,7 @@ def hold_out(source: Source, share: float, *, seed: int) -> tuple[Cut, Cut]:
         held[rank.argsort()[: round(share * len(source))]] = True
     if held.all() or not held.any():
         raise ValueError(
-            f"{source.name}: a share of {share:g} of {len(source)} pictures leaves one side empty; "
-            f"give more pictures, or another share"
+            f"{source.name}: a share of {share:g} of {len(source)} images leaves one side empty; "
+            f"give more images, or another share"
         )
     return source.take((~held).nonzero()[:, 0]), source.take(held.nonzero()[:, 0])

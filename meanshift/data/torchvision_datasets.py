@@ -43,8 +43,8 @@ def read_named(name: str) -> dict[str, Source]:
         if split == "test" and given == arguments[0]:
             break
         found[split] = adapt(_open(kind, root, given, name), name)
-    if name == "stl10":  # its pictures to train on have no labels; those with labels are others
-        found["labelled"] = adapt(_open(kind, root, {"split": "train"}, name), name)
+    if name == "stl10":  # its images to train on have no labels; those with labels are others
+        found["labeled"] = adapt(_open(kind, root, {"split": "train"}, name), name)
     return found
 
 
@@ -83,7 +83,7 @@ def adapt(dataset: Any, name: str) -> Source:
 
 
 def files_of(dataset: Any) -> list[Path]:
-    """The files of a dataset's pictures in its order; none where torchvision keeps no list."""
+    """The files of a dataset's images in its order; none where torchvision keeps no list."""
     keys = ("_image_files", "_images", "samples", "_samples")
     held: list[Any] = next((found for key in keys if (found := getattr(dataset, key, None))), [])
     return [Path(file[0] if isinstance(file, tuple) else file) for file in held]
@@ -107,15 +107,15 @@ class _DecodingSource(Source):
         return f"#{index}"
 
     def contents(self) -> str:
-        """Numbers are no names: two splits can have as many pictures with the same labels."""
+        """Numbers are no names: two splits can have as many images with the same labels."""
         files = files_of(self.dataset)
         told = written(files) if files else repr(self.dataset)
         return hashlib.sha256((self.fingerprint() + told).encode()).hexdigest()[:16]
 
     def read(self, index: int) -> UInt8[Tensor, "3 height width"]:
         try:
-            picture, _ = self.dataset[index]
-            return torch.from_numpy(np.array(to_rgb(picture))).permute(2, 0, 1)
+            image, _ = self.dataset[index]
+            return torch.from_numpy(np.array(to_rgb(image))).permute(2, 0, 1)
         except Exception as error:  # as for files: decoders raise anything
             files = files_of(self.dataset)
             title = str(files[index]) if files else self.title(index)

@@ -24,7 +24,7 @@ class NotThere(ValueError):
 
 @dataclass(frozen=True)
 class Task:
-    """One dataset to transfer to: three parts that share no picture, and the paper's measure."""
+    """One dataset to transfer to: three parts that share no image, and the paper's measure."""
 
     name: str
     title: str
@@ -39,7 +39,7 @@ class Task:
 class Entry:
     """A dataset of the paper's appendix: its sizes, its rule, and where torchvision looks for it.
 
-    `parts` are torchvision's arguments for train, (val,) test. Without val `count` pictures or a
+    `parts` are torchvision's arguments for train, (val,) test. Without val `count` images or a
     `share` of each class of train validate; without test `drawn` of each class are train.
     """
 
@@ -139,28 +139,28 @@ def open_task(name: str, root: Path, *, seed: int = 0) -> Task:
 
 
 def task_of(name: str, spec: str, *, seed: int = 0) -> Task:
-    """Any other labelled SOURCE; what it does not bring of val and test is drawn from train."""
+    """Any other labeled SOURCE; what it does not bring of val and test is drawn from train."""
     splits = dict(open_source(spec))
-    whole = splits.pop("labelled", splits.pop("train"))
-    if not whole.labelled:
+    whole = splits.pop("labeled", splits.pop("train"))
+    if not whole.labeled:
         raise ValueError(f"{spec}: no labels; need a folder for each class, labels.csv or y_train")
-    given = [part for part in ("val", "test") if part in splits and splits[part].labelled]
+    given = [part for part in ("val", "test") if part in splits and splits[part].labeled]
     held = [known(same_classes(splits[part], whole)) for part in given]
     train = known(whole)
     classes, sizes = _labels(train).unique(return_counts=True)
     if len(classes) < 2:
-        raise ValueError(f"{spec}: all pictures are of one class; need two classes or more")
+        raise ValueError(f"{spec}: all images are of one class; need two classes or more")
     for part, source in zip(given, held, strict=True):
         if strange := set(_labels(source).tolist()) - set(classes.tolist()):
             what = whole.classes[min(strange)]
-            raise ValueError(f"{spec}: {part} has pictures of {what}, train has none; add some")
+            raise ValueError(f"{spec}: {part} has images of {what}, train has none; add some")
     if len(held) == 2:
         return Task(name, name, train, held[0], held[1], "top-1", "train, val and test as given")
     most, least = 3 if held else 4, whole.classes[int(classes[sizes.argmin()])]
     if int(sizes.min()) < 2 or int(sizes.max()) < most:
         raise ValueError(
             f"{spec}: got {int(sizes.min())} of {least} and at most {int(sizes.max())} of a class; "
-            f"need 2 of each class and {most} of one to draw from: add pictures or drop the class"
+            f"need 2 of each class and {most} of one to draw from: add images or drop the class"
         )
     told = "validation 20% a class of train, test is its own " + "".join(given)
     if not held:
@@ -214,7 +214,7 @@ def _parts(name: str, entry: Entry, root: Path, place: Path, seed: int) -> list[
     opened = [torchvision_datasets.load(entry.kind, home, **given) for given in entry.parts]
     files = [file for dataset in opened for file in torchvision_datasets.files_of(dataset)]
     if absent := [file for file in files if not file.is_file()]:
-        raise ValueError(f"{len(absent):,} of {len(files):,} pictures are absent, as {absent[0]}")
+        raise ValueError(f"{len(absent):,} of {len(files):,} images are absent, as {absent[0]}")
     sources = [torchvision_datasets.adapt(dataset, name) for dataset in opened]
     if entry.kind == "SUN397":
         number = {file.relative_to(place).as_posix(): i for i, file in enumerate(files)}
@@ -225,7 +225,7 @@ def _parts(name: str, entry: Entry, root: Path, place: Path, seed: int) -> list[
 
 
 def _listed(part: str, root: Path, number: dict[str, int]) -> Int[Tensor, " n"]:
-    """The pictures of SUN397's first partition, in the order of its list."""
+    """The images of SUN397's first partition, in the order of its list."""
     folders = (root / "SUN397", root / "SUN397" / "Partitions", root / "Partitions")
     path = next((file for at in folders if (file := at / f"{part}_01.txt").is_file()), None)
     if path is None:
@@ -241,12 +241,12 @@ def _count(entry: Entry, parts: tuple[Source, ...]) -> None:
     if sizes != entry.sizes or set(classes) != {entry.classes}:
         got, need = (" / ".join(f"{size:,}" for size in told) for told in (sizes, entry.sizes))
         raise ValueError(
-            f"got {got} pictures (train / val / test) of {' / '.join(map(str, classes))} classes, "
+            f"got {got} images (train / val / test) of {' / '.join(map(str, classes))} classes, "
             f"need {need} of {entry.classes}"
         )
 
 
 def _labels(source: Source) -> Int[Tensor, " n"]:
     if source.labels is None:
-        raise ValueError("got no labels, need one a picture")
+        raise ValueError("got no labels, need one an image")
     return source.labels

@@ -1,4 +1,4 @@
-"""Pictures with boxes, in Pascal VOC's layout."""
+"""Images with boxes, in Pascal VOC's layout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from PIL import ExifTags, Image
 from torch import Tensor
 
-from meanshift.data.decode import read_picture
+from meanshift.data.decode import read_image
 from meanshift.data.source import written
 
 LAYOUT = """need VOCdevkit/VOC2007 with Annotations, JPEGImages, ImageSets/Main/trainval.txt and \
@@ -28,7 +28,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")
 
 @dataclass(frozen=True, eq=False)
 class Annotated:
-    """A picture's file and the objects in it; `size` is (height, width) as `Boxes.read` gives it.
+    """An image's file and the objects in it; `size` is (height, width) as `Boxes.read` gives it.
 
     Boxes are (x0, y0, x1, y1) and half-open: VOC counts pixels from 1 and its corners lie inside,
     so that the plain overlap of these is the devkit's overlap of those.
@@ -44,11 +44,11 @@ class Annotated:
 
 @dataclass(frozen=True, eq=False)
 class Boxes:
-    """A set of annotated pictures; a label is a place in `classes`."""
+    """A set of annotated images; a label is a place in `classes`."""
 
     name: str
     classes: list[str]
-    pictures: list[Annotated]
+    images: list[Annotated]
     root: Path = Path()
     asked: bool = False
     """whether the classes were asked for, rather than all that there are"""
@@ -61,19 +61,19 @@ class Boxes:
         return next((folder.name for folder in folders if folder.name not in layout), "VOC")
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def read(self, index: int) -> UInt8[Tensor, "3 height width"]:
-        """One picture in RGB; raises `Unreadable`."""
-        return read_picture(self.pictures[index].file, title=self.pictures[index].title)
+        """One image in RGB; raises `Unreadable`."""
+        return read_image(self.images[index].file, title=self.images[index].title)
 
     def fingerprint(self) -> str:
-        """Changes when pictures, names, boxes or labels do, or a file is written anew."""
+        """Changes when images, names, boxes or labels do, or a file is written anew."""
         digest = hashlib.sha256(repr((self.name, self.classes)).encode("utf-8", "replace"))
-        for one in self.pictures:
+        for one in self.images:
             told = (one.title, one.size, one.labels.tolist(), one.difficult.tolist())
             digest.update(repr(told).encode("utf-8", "replace") + one.boxes.numpy().tobytes())
-        digest.update(written([one.file for one in self.pictures]).encode())
+        digest.update(written([one.file for one in self.images]).encode())
         return digest.hexdigest()[:16]
 
 
@@ -91,7 +91,7 @@ def read_voc(root: Path, *, classes: Sequence[str] = ()) -> tuple[Boxes, Boxes]:
     lists, to_judge = [_listed(year, "trainval") for year in years], _listed(years[0], "test")
     if shared := set(lists[0]) & set(to_judge):
         raise ValueError(
-            f"{years[0]}: {len(shared)} pictures are in both trainval.txt and test.txt, the first "
+            f"{years[0]}: {len(shared)} images are in both trainval.txt and test.txt, the first "
             f"is {min(shared)}; what is judged on must not be trained on: take it from one of them"
         )
     name, judged = f"VOC {'+'.join(['07', '12'][: len(years)])} trainval", "VOC 07 test"
@@ -133,14 +133,14 @@ def _listed(year: Path, split: str) -> list[str]:
     if all(len(cell) == 2 and cell[1] in ("-1", "0", "1") for cell in cells):
         names = [name for name, mark in cells if mark != "-1"]
     if not names:
-        raise ValueError(f"{path}: lists no picture; need one name a line, as 000012")
+        raise ValueError(f"{path}: lists no image; need one name a line, as 000012")
     again = [name for name, count in Counter(names).items() if count > 1]
-    _warn(str(path), {"pictures listed more than once are taken once": again})
+    _warn(str(path), {"images listed more than once are taken once": again})
     return list(dict.fromkeys(names))
 
 
 def _read_set(name: str, years: list[Path], lists: list[list[str]]) -> list[_Seen]:
-    """Every picture of the lists that can be read; what is wrong is counted and told at the end."""
+    """Every image of the lists that can be read; what is wrong is counted and told at the end."""
     seen, bad, told = list[_Seen](), list[str](), defaultdict[str, list[str]](list)
     listed = [(year, item) for year, items in zip(years, lists, strict=True) for item in items]
     with warnings.catch_warnings():
@@ -153,22 +153,22 @@ def _read_set(name: str, years: list[Path], lists: list[list[str]]) -> list[_See
                 bad.append(f"{year.name}/{item} ({type(error).__name__}: {error})")
     if len(bad) > BAD_SHARE * len(listed):
         raise ValueError(
-            f"{name}: {len(bad)} of {len(listed)} pictures lack a readable image or annotation, "
+            f"{name}: {len(bad)} of {len(listed)} images lack a readable image or annotation, "
             f"first {bad[0]}; at most {BAD_SHARE:.0%} may: mend them, or unlist them; {LAYOUT}"
         )
-    _warn(name, {**told, "pictures without a readable image or annotation are left out": bad})
+    _warn(name, {**told, "images without a readable image or annotation are left out": bad})
     return seen
 
 
 def _read_one(year: Path, item: str, told: dict[str, list[str]]) -> _Seen:
-    """One picture's size and objects; raises whatever makes it useless."""
+    """One image's size and objects; raises whatever makes it useless."""
     title, images = f"{year.name}/{item}", year / "JPEGImages"
     file = next((f for end in SUFFIXES if (f := images / f"{item}{end}").is_file()), None)
     if file is None:
         raise ValueError("no .jpg, .jpeg or .png in JPEGImages")
-    with Image.open(file) as picture:
-        width, height = picture.size
-        if picture.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8):  # lies on its side
+    with Image.open(file) as image:
+        width, height = image.size
+        if image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8):  # lies on its side
             width, height = height, width
     text = (year / "Annotations" / f"{item}.xml").read_bytes()
     if b"<!DOCTYPE" in text.replace(b"\0", b""):  # the only place for entities; also in UTF-16
@@ -178,7 +178,7 @@ def _read_one(year: Path, item: str, told: dict[str, list[str]]) -> _Seen:
         raise ValueError(f"its XML begins with <{tree.tag}>, need <annotation>")
     said = [_number(tree.find("size"), side) for side in ("width", "height")]
     if said != [width, height] and not any(map(math.isnan, said)):
-        told["pictures have another size than annotated, their boxes may lie wrong"].append(
+        told["images have another size than annotated, their boxes may lie wrong"].append(
             f"{title}, {said[0]:g} x {said[1]:g} in its XML and {width} x {height} when read"
         )
     objects, most = [], (float(width), float(height)) * 2
@@ -194,9 +194,9 @@ def _read_one(year: Path, item: str, told: dict[str, list[str]]) -> _Seen:
             difficult = (thing.findtext("difficult") or "").strip() not in ("", "0", "false")
             objects.append((label, inside, difficult))
         if inside != box or not good:
-            what = "boxes that reach out of their picture are clipped"
+            what = "boxes that reach out of their image are clipped"
             if not good:
-                what = "objects without name or box inside their picture are left out"
+                what = "objects without name or box inside their image are left out"
             where = " ".join(f"{x:g}" for x in raw)
             told[what].append(f"{title}, {label or 'without name'} at {where}")
     return title, file, (height, width), objects
@@ -210,28 +210,28 @@ def _number(parent: ElementTree.Element | None, name: str) -> float:
 
 
 def _numbered(name: str, classes: list[str], seen: list[_Seen], *, bare: bool) -> Boxes:
-    """Names become places in `classes`; pictures without an object stay only where `bare`."""
+    """Names become places in `classes`; images without an object stay only where `bare`."""
     number = {label: place for place, label in enumerate(classes)}
-    pictures, other = [], []
+    images, other = [], []
     for title, file, size, objects in seen:
         kept = [thing for thing in objects if thing[0] in number]
         other += [label for label, _, _ in objects if label not in number]
         boxes = torch.tensor([box for _, box, _ in kept]).reshape(-1, 4)
         labels = torch.tensor([number[label] for label, _, _ in kept], dtype=torch.int64)
         difficult = torch.tensor([hard for _, _, hard in kept], dtype=torch.bool)
-        pictures.append(Annotated(title, file, size, boxes, labels, difficult))
-    empty = [one.title for one in pictures if not len(one.labels)]
-    if len(empty) == len(pictures):
+        images.append(Annotated(title, file, size, boxes, labels, difficult))
+    empty = [one.title for one in images if not len(one.labels)]
+    if len(empty) == len(images):
         raise ValueError(
-            f"{name}: {len(pictures)} pictures without any object ({', '.join(classes)}); need "
+            f"{name}: {len(images)} images without any object ({', '.join(classes)}); need "
             f"<object> with <name> and <bndbox> in the annotations"
         )
     counts = ", ".join(f"{label} ({count})" for label, count in Counter(other).most_common())
     _warn(name, {f"boxes of classes that are not asked for are left out, {counts}": other})
     if not bare:
-        _warn(name, {"pictures without an object are left out": empty})
-        pictures = [one for one in pictures if len(one.labels)]
-    return Boxes(name, classes, pictures)
+        _warn(name, {"images without an object are left out": empty})
+        images = [one for one in images if len(one.labels)]
+    return Boxes(name, classes, images)
 
 
 def _warn(name: str, told: dict[str, list[str]]) -> None:

@@ -1,4 +1,4 @@
-"""One file a protocol: a frozen encoder and pictures in, named figures and a card out."""
+"""One file a protocol: a frozen encoder and images in, named figures and a card out."""
 
 from __future__ import annotations
 

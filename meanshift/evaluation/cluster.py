@@ -17,7 +17,7 @@ from meanshift.runtime import rng
 def evaluate(
     subject: Subject, *, clusters: int = 0, iterations: int = 20, restarts: int = 0
 ) -> Result:
-    """Cluster the training pictures into as many groups as there are classes (or `clusters`)."""
+    """Cluster the training images into as many groups as there are classes (or `clusters`)."""
     if not clusters and subject.sources[1] is None:
         raise ValueError(f"{subject.data}: no labels to count classes by; say --clusters N")
     part = subject.train
@@ -40,11 +40,11 @@ def evaluate(
         "iterations": iterations,
         "restarts": restarts,
         "start": "greedy k-means++ on a sample",
-        "features": "L2-normalised",
-        "of": "training pictures",
+        "features": "L2-normalized",
+        "of": "training images",
     }
     files = [part.source.title(index) for index in range(len(part.source))]
-    kept = {"assigned": assigned.numpy(), "picture": np.array(files)}
+    kept = {"assigned": assigned.numpy(), "image": np.array(files)}
     return Result("cluster", figures, settings, kept)
 
 
@@ -65,7 +65,7 @@ def agreement(assigned: Int[Tensor, " n"], labels: Int[Tensor, " n"]) -> dict[st
 
 
 def groups(features: Float[Tensor, "n features"], count: int = 10) -> tuple[list[str], Tensor]:
-    """Names and clusters by which pictures without labels are coloured, the same in every place."""
+    """Names and clusters by which images without labels are colored, the same in every place."""
     count = max(1, min(count, len(features)))
     assigned, _ = kmeans(features, count, restarts=3)
     return [f"cluster {i + 1}" for i in range(count)], assigned
@@ -88,19 +88,19 @@ def kmeans(
     """
     if not 1 <= clusters <= len(features):
         raise ValueError(
-            f"k-means: got {clusters} clusters for {len(features)} pictures, need 1 to as many"
+            f"k-means: got {clusters} clusters for {len(features)} images, need 1 to as many"
         )
     device, best = device or features.device, None
     for start in range(restarts):
-        centres = _starts(features, clusters, rng.seed_of(seed, start, rng.PROBE)).to(device)
+        centers = _starts(features, clusters, rng.seed_of(seed, start, rng.PROBE)).to(device)
         before = None
         for turn in range(iterations + 1):
             parts, far = [], []
-            sums, sizes = torch.zeros_like(centres), centres.new_zeros(clusters)
+            sums, sizes = torch.zeros_like(centers), centers.new_zeros(clusters)
             for rows in features.split(chunk):
                 rows = F.normalize(rows.to(device), dim=1)
-                # |row - centre|² orders as -2 row·centre + |centre|²
-                score = torch.addmm(-0.5 * centres.square().sum(1), rows, centres.T)
+                # |row - center|² orders as -2 row·center + |center|²
+                score = torch.addmm(-0.5 * centers.square().sum(1), rows, centers.T)
                 value, which = score.max(1)
                 parts.append(which)
                 far.append(1 - 2 * value)
@@ -114,10 +114,10 @@ def kmeans(
                 break
             before = assigned
             empty = (sizes == 0).nonzero()[:, 0]
-            centres = sums / sizes.clamp(min=1)[:, None]
-            if len(empty):  # an empty cluster starts again at the pictures that fit worst
+            centers = sums / sizes.clamp(min=1)[:, None]
+            if len(empty):  # an empty cluster starts again at the images that fit worst
                 worst = distance.topk(len(empty)).indices.cpu()
-                centres[empty] = F.normalize(features[worst].to(device), dim=1)
+                centers[empty] = F.normalize(features[worst].to(device), dim=1)
         spread = float(distance.double().mean())
         if best is None or spread < best[1]:
             best = assigned.cpu(), spread

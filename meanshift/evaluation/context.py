@@ -1,4 +1,4 @@
-"""What is judged: frozen weights on pictures, with features made once, and a card a figure."""
+"""What is judged: frozen weights on images, with features made once, and a card a figure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from meanshift.runtime.run_directory import Journal, environment, whole_file
 
 @dataclass(frozen=True)
 class Part:
-    """Pictures that could be read and their frozen features, row by row."""
+    """Images that could be read and their frozen features, row by row."""
 
     source: Source
     features: Float[Tensor, "n features"]
@@ -58,7 +58,7 @@ class Result:
     figures: dict[str, float]
     settings: dict[str, Any]
     arrays: dict[str, Any] = field(default_factory=dict)
-    picture: Any = None
+    image: Any = None
     """a matplotlib figure, and what it shows in words"""
     text: str = ""
     card: dict[str, Any] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Judged:
         return fingerprint(self.backbone)
 
     def part(self, source: Source, *, resize: int = 0, bicubic: bool = False) -> Part:
-        """Features of a source, extracted once; without the pictures that cannot be read."""
+        """Features of a source, extracted once; without the images that cannot be read."""
         features, kept = stored(
             self.backbone,
             source,
@@ -123,7 +123,7 @@ class Judged:
                 found.append(self.part(source, resize=resize, bicubic=bicubic))
                 continue
             whole = made[id(base)]
-            place = torch.full((len(base),), -1)  # of a picture's row; unreadable ones have none
+            place = torch.full((len(base),), -1)  # of an image's row; unreadable ones have none
             _, read = _based(whole.source)
             place[read] = torch.arange(len(read))
             kept = place[rows] >= 0
@@ -141,7 +141,7 @@ class Judged:
             "judged": f"{self.weights.spec}: {self.weights.title}",
             "seed": self.seed,
             "image_size": self.image_size,
-            "resize": self.resize or "256/224 of image_size; small pictures as they are",
+            "resize": self.resize or "256/224 of image_size; small images as they are",
             "precision": str(self.precision),
             "device": str(self.device),
             "versions": here["versions"],
@@ -150,13 +150,13 @@ class Judged:
         } | result.card
 
     def told(self) -> dict[str, Any]:
-        """What a card says of the pictures."""
+        """What a card says of the images."""
         return {}
 
     def save(self, result: Result) -> Path:
-        """Write `results/<name>.json`, with arrays and picture beside it, and return its path.
+        """Write `results/<name>.json`, with arrays and image beside it, and return its path.
 
-        Of other weights than a run's newest, or other pictures than its own, the name says so.
+        Of other weights than a run's newest, or other images than its own, the name says so.
         """
         name = "-".join(filter(None, [result.name, self.name]))
         results = self.home / "results"
@@ -164,19 +164,19 @@ class Judged:
         if result.arrays:
             with whole_file(results / f"{name}.npz", shared=True) as file:
                 np.savez_compressed(file, **result.arrays)
-        if result.picture is not None:
+        if result.image is not None:
             from meanshift.viz import style
 
             title = f"{result.name}: {self.weights.spec}"
             style.save(
-                result.picture, results / name, title=title, text=result.text, suffixes=[".png"]
+                result.image, results / name, title=title, text=result.text, suffixes=[".png"]
             )
         whole: Mapping[str, Any] = {"figures": result.figures, "card": self.card(result)}
         return Journal(self.home).save_result(name, whole)
 
 
 class Subject(Judged):
-    """Frozen weights on the pictures of a source. Features are made once, whoever asks first.
+    """Frozen weights on the images of a source. Features are made once, whoever asks first.
 
     >>> from meanshift.evaluation import knn
     >>> subject = Subject(load_weights("runs/demo"), "sample")
@@ -199,25 +199,25 @@ class Subject(Judged):
         if data is None and like is not None:
             data = like.data
         if data is None and config is None:
-            raise ValueError(f"{weights.title}: say on which pictures, with --data SOURCE")
+            raise ValueError(f"{weights.title}: say on which images, with --data SOURCE")
         usual = config.train.seed if config else like.seed if like else 0
         super().__init__(weights, seed=usual if seed is None else seed, **computed)
         self.data: str = data if data is not None else config.data.source if config else ""
         own = config if config and _same(self.data, config.data.source) else None
         self.sources, self.split = _parts(self.data, labels, split, own)
         words = [weights.name, "" if own else re.sub(r"\W+", "-", Path(self.data).stem), split]
-        if like is not None:  # side by side: the same pictures, cut in the same way
+        if like is not None:  # side by side: the same images, cut in the same way
             others = _held(self) != _held(like)
             self.sources, self.split = like.sources, like.split
             if own and others:
-                self.split += "; this run held out others, so it has seen some of them unlabelled"
+                self.split += "; this run held out others, so it has seen some of them unlabeled"
                 warnings.warn(f"{weights.spec}: {self.split}", stacklevel=2)
                 words.append("compared")
         words += [f"seed{self.seed}"] if self.seed != usual else []
         self.name = "-".join(filter(None, words))
         self.labels_file = labels
         if isinstance(self.backbone, Pixels):
-            self.backbone.centre(self._mean_pixels())
+            self.backbone.center(self._mean_pixels())
 
     @functools.cached_property
     def train(self) -> Part:
@@ -239,7 +239,7 @@ class Subject(Judged):
         return int(torch.cat([self.train.labels, self.test.labels]).max()) + 1
 
     def _mean_pixels(self) -> Tensor:
-        """The mean of (some thousand) training pictures."""
+        """The mean of (some thousand) training images."""
         train = self.sources[0]
         some = train.take(rng.choose(0, len(train), 10_000, rng.PROBE))
         size, resize = self.image_size, self.resize
@@ -260,7 +260,7 @@ class Subject(Judged):
 
 
 def _based(source: Source) -> tuple[Source, Int[Tensor, " n"]]:
-    """What a source is cut from in the end, and which of its pictures it holds."""
+    """What a source is cut from in the end, and which of its images it holds."""
     rows = torch.arange(len(source))
     while isinstance(source, Cut):
         rows, source = source.indices[rows], source.whole
@@ -268,7 +268,7 @@ def _based(source: Source) -> tuple[Source, Int[Tensor, " n"]]:
 
 
 def _held(subject: Subject) -> str:
-    """Which pictures are judged on."""
+    """Which images are judged on."""
     test = subject.sources[1]
     return "" if test is None else test.fingerprint()
 
@@ -282,26 +282,26 @@ def _parts(
 ) -> tuple[tuple[Source, Source | None], str]:
     """What to learn the labels from, what to judge on, and in words how the two were made.
 
-    A run is judged on the pictures that it held out, whatever else is asked for.
+    A run is judged on the images that it held out, whatever else is asked for.
     """
     splits = dict(open_source(spec, labels=labels))
     whole, seed, seen = splits.pop("train"), own.train.seed if own else 0, ""
-    train = splits.pop("labelled", whole)
-    if not train.labelled:
+    train = splits.pop("labeled", whole)
+    if not train.labeled:
         return (whole, None), "one part, no labels"
-    if split and (split not in splits or not splits[split].labelled):
-        usable = ", ".join(name for name in splits if splits[name].labelled) or "only train"
-        raise ValueError(f"--split: {spec} has no labelled split {split!r}; it has {usable}")
+    if split and (split not in splits or not splits[split].labeled):
+        usable = ", ".join(name for name in splits if splits[name].labeled) or "only train"
+        raise ValueError(f"--split: {spec} has no labeled split {split!r}; it has {usable}")
     if own and not split and train is whole:
         first, held = train_and_held_out(spec, own.data.held_out, seed=seed)  # as the run did
         if isinstance(first, Cut) and isinstance(held, Cut):
             parts = whole.take(first.indices), whole.take(held.indices)
-            if all(part.labelled for part in parts):
+            if all(part.labeled for part in parts):
                 told = f"held out as in the run, {own.data.held_out}, seed {seed}"
                 return (known(parts[0]), known(parts[1])), told
         split = str(own.data.held_out) if own.data.held_out in splits else ""
-        seen = "; the run has seen them unlabelled" if held is None else ""
-    name = split or next((name for name in splits if splits[name].labelled), "")
+        seen = "; the run has seen them unlabeled" if held is None else ""
+    name = split or next((name for name in splits if splits[name].labeled), "")
     if name:
         test = same_classes(splits[name], train)
         return (known(train), known(test)), f"the source's own train and {name}"

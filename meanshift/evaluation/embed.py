@@ -1,4 +1,4 @@
-"""Embeddings of any pictures in a file that other programs read: .npz or .parquet."""
+"""Embeddings of any images in a file that other programs read: .npz or .parquet."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def embed(
     device: str = "auto",
     precision: str = "float32",
 ) -> tuple[int, int]:
-    """Write names, ids, splits, labels and embeddings of all pictures: (pictures, dimensions).
+    """Write names, ids, splits, labels and embeddings of all images: (images, dimensions).
 
-    A picture's id is its place in its split; an unreadable one has no row and is named in a
+    An image's id is its place in its split; an unreadable one has no row and is named in a
     warning. The embedding is the backbone's, or the projector's where that is asked for.
     """
     if out.suffix not in (".npz", ".parquet"):
@@ -80,7 +80,7 @@ def _write(out: Path, parts: list[_Part]) -> None:
 
 
 def _columns(parts: list[_Part]) -> Iterator[tuple[dict[str, Any], Tensor]]:
-    """What is said of each picture, and its row, some thousands at a time."""
+    """What is said of each image, and its row, some thousands at a time."""
     for split, source, features, kept in parts:
         labels = torch.full((len(source),), -1) if source.labels is None else source.labels
         for ids, rows in zip(kept.split(_ROWS), features.split(_ROWS), strict=True):

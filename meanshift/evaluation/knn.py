@@ -59,7 +59,7 @@ def knn_accuracy(
     Several processes judge a part of the test rows each.
     """
     known, asked = train_labels >= 0, test_labels >= 0
-    if not (known.all() and asked.all()):  # unlabelled pictures neither vote nor are judged
+    if not (known.all() and asked.all()):  # unlabeled images neither vote nor are judged
         train, train_labels = train[known], train_labels[known]
         test, test_labels = test[asked], test_labels[asked]
     most = max(ks, default=0)
@@ -67,14 +67,14 @@ def knn_accuracy(
         raise ValueError(f"--temperature: got {temperature:g}, need above 0, or 0 for plain votes")
     if not ks or min(ks) < 1 or most > len(train) or not len(test):
         raise ValueError(
-            f"k-NN with k = {', '.join(map(str, ks)) or 'none'} on {len(train)} labelled pictures "
+            f"k-NN with k = {', '.join(map(str, ks)) or 'none'} on {len(train)} labeled images "
             f"and {len(test)} to judge; need k from 1 to {len(train)}, and some to judge"
         )
     classes = int(torch.cat([train_labels, test_labels]).max()) + 1
     right = {(k, top): 0 for k in ks for top in ([1, 5] if top5 and k >= 5 else [1])}
     judged, own = len(test), slice(*distributed.share(len(test)))
     test, test_labels = test[own], test_labels[own]
-    found = neighbours(train, test, most, chunk=chunk, device=device)
+    found = neighbors(train, test, most, chunk=chunk, device=device)
     for (slots, similarity), truth in zip(found, test_labels.split(chunk), strict=True):
         for k in ks:
             closer = (similarity[:, :k] - similarity[:, :1]).double()  # below 0: no overflow
@@ -88,7 +88,7 @@ def knn_accuracy(
     return {name: 100 * n / judged for name, n in zip(names, counts.tolist(), strict=True)}
 
 
-def neighbours(
+def neighbors(
     train: Float[Tensor, "n features"],
     test: Float[Tensor, "m features"],
     count: int,
@@ -125,9 +125,9 @@ def neighbours(
 
 
 def _told_apart(part: Tensor, rows: Tensor, slots: Tensor, similarity: Tensor) -> Tensor:
-    """The similarities, in float64 where float32 can hardly tell neighbours apart.
+    """The similarities, in float64 where float32 can hardly tell neighbors apart.
 
-    Copies of a picture must be equally near wherever they stand, but a product of matrices rounds
+    Copies of an image must be equally near wherever they stand, but a product of matrices rounds
     by where a row stands.
     """
     close = (similarity[:, :-1] - similarity[:, 1:] < 1e-6).any(1).nonzero()[:, 0]
@@ -181,5 +181,5 @@ class KNNMonitor:
 
 
 def usual_ks(labels: Int[Tensor, " n"]) -> list[int]:
-    """The paper's 1 and 20, as far as there are so many pictures."""
+    """The paper's 1 and 20, as far as there are so many images."""
     return [k for k in (1, 20) if k <= int((labels >= 0).sum())]

@@ -23,7 +23,7 @@ def evaluate(
     """Top-1 and top-5 of one linear layer after the last epoch, and the best epoch named as such.
 
     `cached` trains on un-augmented features, extracted once. `sweep` chooses the learning rate on a
-    tenth of the training pictures, never on the test pictures.
+    tenth of the training images, never on the test images.
     """
     recipe, test, train = recipe or Recipe(), subject.test, subject.train
     name = "linear" + ("-cached" if cached else "") + ("-swept" if sweep else recipe.tag)
@@ -36,7 +36,7 @@ def evaluate(
         best = max(range(len(sweep)), key=lambda which: chosen.last(which)[0])
         recipe = replace(recipe, lr=sweep[best])
         settings["sweep"] = {
-            "chosen on": f"{len(held.source)} training pictures",
+            "chosen on": f"{len(held.source)} training images",
             "top-1 there": {f"{lr:g}": chosen.last(i)[0] for i, lr in enumerate(sweep)},
         }
     curves = fit_layers(subject, train, test, recipe=recipe, cached=cached)

@@ -1,4 +1,4 @@
-"""The paper's linear layer on frozen features: normalise, standardise, SGD in steps."""
+"""The paper's linear layer on frozen features: normalize, standardize, SGD in steps."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Recipe:
         return float(0.1 ** sum(epoch >= milestone for milestone in self.milestones))
 
 
-class Standardise(nn.Module):
+class Standardize(nn.Module):
     """Unit length, then zero mean and unit variance in each dimension of the training features."""
 
     def __init__(self, features: Float[Tensor, "n features"], *, chunk: int = 16_384) -> None:
@@ -112,7 +112,7 @@ def augmented_stream(
     workers: int,
     start: int = 0,
 ) -> Stream:
-    """Features of a new view of each picture in every epoch, from epoch `start` on."""
+    """Features of a new view of each image in every epoch, from epoch `start` on."""
     views, layout = TwoViews(VIEWS, seed, image_size), memory_format(backbone)
     steps = steps_an_epoch(source, recipe.batch_size, partial=True)
     for batch in batches(
@@ -127,7 +127,7 @@ def augmented_stream(
         pin_memory=device.type == "cuda",
     ):
         batch = batch.to(device)
-        view, _ = views.finish(batch.pictures, batch.epoch, batch.ids)
+        view, _ = views.finish(batch.images, batch.epoch, batch.ids)
         view = view.contiguous(memory_format=layout)
         with judged(backbone), torch.no_grad(), autocast(device, precision):
             features = backbone(view).float()
@@ -153,7 +153,7 @@ class Curves:
 
 def train_layers(
     stream: Stream,
-    standardise: Standardise,
+    standardize: Standardize,
     test: Float[Tensor, "m features"],
     test_labels: Int[Tensor, " m"],
     *,
@@ -171,10 +171,10 @@ def train_layers(
     After each epoch the state goes to the file `keep`; where it is there already, training goes on
     from it, and the stream must begin at its epoch.
     """
-    standardise = standardise.to(device)
+    standardize = standardize.to(device)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.seed_of(seed, 0, rng.INITIAL))
-        first = nn.Linear(len(standardise.get_buffer("mean")), classes)
+        first = nn.Linear(len(standardize.get_buffer("mean")), classes)
     heads = nn.ModuleList([nn.Linear(first.in_features, classes) for _ in lrs])
     for head in heads:
         head.load_state_dict(first.state_dict())
@@ -193,7 +193,7 @@ def train_layers(
     bar.update(done * steps)
 
     def end_epoch(done: int) -> None:
-        one, five = zip(*(accuracy(h, standardise, test, test_labels) for h in heads), strict=True)
+        one, five = zip(*(accuracy(h, standardize, test, test_labels) for h in heads), strict=True)
         top1.append(list(one))
         top5.append(list(five))
         bar.set_postfix({"epoch": done, "top-1": f"{max(one):.2f}"}, refresh=False)
@@ -206,7 +206,7 @@ def train_layers(
         for epoch, features, labels in stream:
             for group, lr in zip(optimizer.param_groups, lrs, strict=True):
                 group["lr"] = lr * recipe.factor(epoch)
-            inputs = standardise(features)
+            inputs = standardize(features)
             optimizer.zero_grad(set_to_none=True)
             loss = sum((F.cross_entropy(head(inputs), labels) for head in heads), torch.tensor(0.0))
             loss.backward()
@@ -252,7 +252,7 @@ def fit_layers(
         )
     curves = train_layers(
         stream,
-        Standardise(train.features),
+        Standardize(train.features),
         test.features,
         test.labels,
         classes=subject.classes,
@@ -279,7 +279,7 @@ def _kept(path: Path) -> tuple[Path, int]:
 @torch.no_grad()
 def accuracy(
     head: nn.Module,
-    standardise: nn.Module,
+    standardize: nn.Module,
     features: Float[Tensor, "n features"],
     labels: Int[Tensor, " n"],
     *,
@@ -289,7 +289,7 @@ def accuracy(
     device, first, five = next(head.parameters()).device, 0, 0
     with judged(head):
         for part, truth in zip(features.split(chunk), labels.split(chunk), strict=True):
-            scores = head(standardise(part.to(device)))
+            scores = head(standardize(part.to(device)))
             ranked = scores.topk(min(5, scores.shape[1])).indices.cpu() == truth[:, None]
             first, five = first + int(ranked[:, 0].sum()), five + int(ranked.any(1).sum())
     return 100 * first / len(labels), 100 * five / len(labels)

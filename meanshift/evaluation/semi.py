@@ -1,4 +1,4 @@
-"""Few labels: the linear evaluation on a cut of the training pictures, or fine-tuning on it."""
+"""Few labels: the linear evaluation on a cut of the training images, or fine-tuning on it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from meanshift.evaluation.context import Part, Result, Subject
 from meanshift.evaluation.linear_probe import (
     VIEWS,
     Recipe,
-    Standardise,
+    Standardize,
     accuracy,
     fit_layers,
 )
@@ -45,7 +45,7 @@ def evaluate(
 ) -> Result:
     """Top-1 and top-5 for each cut (1% and 10% unless said otherwise), the mean over seeds.
 
-    A cut is a fraction or a count of the training pictures, drawn at random in the proportions of
+    A cut is a fraction or a count of the training images, drawn at random in the proportions of
     the classes, another for each seed; or a list file, for which only the layer's seed changes.
     """
     if seeds < 1:
@@ -95,7 +95,7 @@ def _share(fraction: float, size: int) -> int:
 
 
 def _listed(path: Path, train: Part) -> torch.Tensor:
-    """The training pictures that a list names, by their path in the source or their file's name."""
+    """The training images that a list names, by their path in the source or their file's name."""
     try:
         wanted = path.read_text().split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -109,7 +109,7 @@ def _listed(path: Path, train: Part) -> torch.Tensor:
     if unknown or not names:
         raise ValueError(
             f"{path}: {len(unknown)} of its {len(names)} names do not name one training "
-            f"picture of {train.source.name}, the first is {next(iter(unknown), 'missing')}; need "
+            f"image of {train.source.name}, the first is {next(iter(unknown), 'missing')}; need "
             f"names as {titles[0]}, one a line"
         )
     return torch.tensor(sorted({index[name] for name in names}))
@@ -124,7 +124,7 @@ def _fine_tune(
         torch.manual_seed(rng.seed_of(seed, 0, rng.INITIAL))
         layer = nn.Linear(train.features.shape[1], subject.classes)
     backbone = copy.deepcopy(subject.backbone)
-    network = nn.Sequential(backbone, Standardise(train.features), layer).to(device).train()
+    network = nn.Sequential(backbone, Standardize(train.features), layer).to(device).train()
     layout, views = memory_format(network), TwoViews(VIEWS, seed, size)
     network.to(memory_format=layout)
     optimizer = torch.optim.SGD(
@@ -133,7 +133,7 @@ def _fine_tune(
         momentum=recipe.momentum,
         weight_decay=recipe.weight_decay,
     )
-    # Batch norm in training mode needs two pictures or more, so an epoch has whole batches only.
+    # Batch norm in training mode needs two images or more, so an epoch has whole batches only.
     batch_size = min(recipe.batch_size, len(train.source))
     stop = recipe.epochs * (len(train.source) // batch_size)
     bar = progress(title, stop)
@@ -151,7 +151,7 @@ def _fine_tune(
             torch.manual_seed(rng.seed_of(seed, batch.step, rng.NETWORK))  # dropout's address
             batch = batch.to(device)
             optimizer.param_groups[0]["lr"] = recipe.lr * recipe.factor(batch.epoch)
-            view, _ = views.finish(batch.pictures, batch.epoch, batch.ids)
+            view, _ = views.finish(batch.images, batch.epoch, batch.ids)
             with autocast(device, subject.precision):
                 scores = network(view.contiguous(memory_format=layout))
             assert batch.labels is not None

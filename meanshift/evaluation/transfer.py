@@ -30,11 +30,11 @@ PAPER: dict[str, tuple[float, ...]] = {  # ResNet-50 at 224, in the order of `NA
 # fmt: on
 
 
-BAD_SHARE = 0.01  # of a part's pictures that may be unreadable
+BAD_SHARE = 0.01  # of a part's images that may be unreadable
 
 
 def evaluate(judged: Judged, task: Task) -> Result:
-    """The paper's figure of one dataset; the test pictures are looked at once, at the end."""
+    """The paper's figure of one dataset; the test images are looked at once, at the end."""
     size = judged.image_size
     train, val, test = judged.parts(
         task.train, task.val, task.test, resize=judged.resize or size, bicubic=True
@@ -66,7 +66,7 @@ def evaluate(judged: Judged, task: Task) -> Result:
         "split": task.split,
         "sizes": {name: len(part.source) for name, (_, part) in parts.items()},
         "unreadable": sum(len(whole) - len(part.source) for whole, part in parts.values()),
-        "resize": f"short side {judged.resize or size}, bicubic; pictures of {size} as they are",
+        "resize": f"short side {judged.resize or size}, bicubic; images of {size} as they are",
     }
     figures: dict[str, float] = {task.measure: accuracy(guessed, test.labels, task.measure)}
     return Result(f"transfer-{task.name}", figures, settings, card=card)
@@ -91,17 +91,17 @@ def _choose(
 
 
 def _refuse_many(task: Task, sizes: Mapping[str, tuple[int, int]]) -> None:
-    """A few pictures that cannot be read are counted; many would make another task of it."""
+    """A few images that cannot be read are counted; many would make another task of it."""
     for name, (whole, read) in sizes.items():
         if whole - read > BAD_SHARE * whole:
             raise ValueError(
-                f"{task.name}: {whole - read} of {whole} pictures of {name} cannot be read; at "
+                f"{task.name}: {whole - read} of {whole} images of {name} cannot be read; at "
                 f"most {BAD_SHARE:.0%} may: get them anew, or leave the dataset out (--only)"
             )
 
 
 def accuracy(guessed: Int[Tensor, " n"], truth: Int[Tensor, " n"], measure: Measure) -> float:
-    """In percent: the share of pictures that are right, or the mean of the classes' shares."""
+    """In percent: the share of images that are right, or the mean of the classes' shares."""
     right = (guessed == truth).double()
     if measure == "top-1":
         return 100 * float(right.mean())

@@ -1,7 +1,7 @@
 """Mean Shift for self-supervised learning: the paper's step on one page.
 
 Read `MeanShift.forward`. The names are the paper's: the online encoder g with its predictor h, the
-target encoder f, u = f(T1(x)), v = h(g(T2(x))), the memory bank, the k nearest neighbours z of u.
+target encoder f, u = f(T1(x)), v = h(g(T2(x))), the memory bank, the k nearest neighbors z of u.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class Step:
     agreement: Float[Tensor, ""]
     """mean cosine of v and u: how well the online view predicts the target's"""
     purity: Float[Tensor, ""] | None
-    """share of neighbours 2..k with the label of their query (the paper's); None without labels"""
+    """share of neighbors 2..k with the label of their query (the paper's); None without labels"""
     same_image: Float[Tensor, ""] | None
-    """share of queries with an older view of the same picture among their neighbours"""
+    """share of queries with an older view of the same image among their neighbors"""
     embeddings: Float[Tensor, "batch dim"]
     """u, the target's embeddings"""
 
 
-Neighbours = tuple[Float[Tensor, "batch k dim"], Tensor | None, Tensor | None]  # rows, ids, labels
+Neighbors = tuple[Float[Tensor, "batch k dim"], Tensor | None, Tensor | None]  # rows, ids, labels
 
 
 class MeanShift(nn.Module):
-    """Pull each online embedding towards the k nearest neighbours of its target embedding.
+    """Pull each online embedding towards the k nearest neighbors of its target embedding.
 
     `encoder` is any module that gives `dim` values an input (backbone and projector together); the
     target is a copy of it. With k=1 this is BYOL with an asymmetric loss, and no bank is kept.
@@ -50,7 +50,7 @@ class MeanShift(nn.Module):
     >>> method = MeanShift(encoder, dim=512, k=5, bank_size=128_000)
     >>> step = method(online_view, target_view, ids=ids, labels=labels)
     >>> step.loss.backward(); optimizer.step(); method.follow()
-    `k`, `momentum` and `shuffle` (None, or the seed by which the target's pictures are permuted
+    `k`, `momentum` and `shuffle` (None, or the seed by which the target's images are permuted
     over all processes, so that batch norm tells nothing) are attributes to set between steps.
     """
 
@@ -109,14 +109,14 @@ class MeanShift(nn.Module):
         ids: Int[Tensor, " batch"] | None = None,
         labels: Int[Tensor, " batch"] | None = None,
     ) -> Step:
-        """Remember u, find its neighbours, and measure how far v is from them."""
+        """Remember u, find its neighbors, and measure how far v is from them."""
         ids, labels = (t if t is None else t.to(u.device, non_blocking=True) for t in (ids, labels))
         own = self._remember(u, ids, labels)
         return self._judge(v, u, self._nearest(u, own, ids), ids, labels)
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Move the target towards the online encoder, parameters only; after the optimiser."""
+        """Move the target towards the online encoder, parameters only; after the optimizer."""
         targets, onlines = (list(e.parameters()) for e in (self.target, self.online))
         get_ema_multi_avg_fn(self.momentum)(targets, onlines, None)
 
@@ -146,14 +146,14 @@ class MeanShift(nn.Module):
             return None
         return self.bank.enqueue(u, ids=ids, labels=labels)
 
-    def _nearest(self, u: Tensor, own: Tensor | None, ids: Tensor | None) -> Neighbours:
-        """The k neighbours of u: u itself first, by construction, then k-1 found in the bank."""
+    def _nearest(self, u: Tensor, own: Tensor | None, ids: Tensor | None) -> Neighbors:
+        """The k neighbors of u: u itself first, by construction, then k-1 found in the bank."""
         if self.k == 1:
             return u[:, None], None, None
         if self.bank is None:
             raise ValueError(f"k={self.k}, but this was built with k=1 and keeps no bank")
         if ids is None and self.same_image == "skip":
-            raise ValueError("same_image='skip' needs to know the pictures: pass ids to the step")
+            raise ValueError("same_image='skip' needs to know the images: pass ids to the step")
         slots, similarity = self.bank.search(
             u,
             self.k - 1,
@@ -168,10 +168,10 @@ class MeanShift(nn.Module):
         return torch.cat([u[:, None], rows], 1), near_ids, near_labels
 
     def _judge(
-        self, v: Tensor, u: Tensor, near: Neighbours, ids: Tensor | None, labels: Tensor | None
+        self, v: Tensor, u: Tensor, near: Neighbors, ids: Tensor | None, labels: Tensor | None
     ) -> Step:
         z, near_ids, near_labels = near
-        # Squared distances of unit vectors are linear in z: the mean neighbour serves for all k.
+        # Squared distances of unit vectors are linear in z: the mean neighbor serves for all k.
         loss, purity, same_image = (2 - 2 * (v * z.mean(1)).sum(1)).mean(), None, None
         if near_labels is not None and labels is not None:
             known = (labels >= 0).float()

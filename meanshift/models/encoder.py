@@ -24,7 +24,7 @@ _RESNETS: dict[str, tuple[type[BasicBlock | Bottleneck], list[int]]] = {
 
 
 class Encoder(nn.Module):
-    """A backbone and its projector: pictures to embeddings of `dim` values.
+    """A backbone and its projector: images to embeddings of `dim` values.
 
     The authors' rule for the heads: hidden layers of twice the features, embeddings of a quarter.
     """
@@ -36,9 +36,9 @@ class Encoder(nn.Module):
         self.projector = mlp(self.features, self.hidden, self.dim)
 
     def forward(
-        self, pictures: Float[Tensor, "batch channels height width"]
+        self, images: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch dim"]:
-        embeddings: Tensor = self.projector(self.backbone(pictures))
+        embeddings: Tensor = self.projector(self.backbone(images))
         return embeddings
 
 

@@ -1,6 +1,6 @@
 """Frozen features of a source: extracted once, kept in a mapped file, nothing of the model changed.
 
-A file of features is named by the weights, the pictures and how they were prepared, so that none of
+A file of features is named by the weights, the images and how they were prepared, so that none of
 the three can change and meet it.
 """
 
@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from meanshift.data import Source, Unreadable
 from meanshift.data.loader import leave_signals_to_the_run, served
 from meanshift.models.encoder import memory_format
-from meanshift.ops.image import normalise
+from meanshift.ops.image import normalize
 from meanshift.runtime import distributed
 from meanshift.runtime.device import autocast
 from meanshift.runtime.progress import progress
@@ -47,10 +47,10 @@ def extract(
     workers: int = 0,
     bad: dict[int, Unreadable] | None = None,
 ) -> Float[Tensor, "n features"]:
-    """The network's output for every picture of a source, in order, in float32 on the CPU.
+    """The network's output for every image of a source, in order, in float32 on the CPU.
 
-    Several processes share the work, batch by batch, and each gets all of it. Unreadable pictures
-    count as grey ones, with a warning, or are put into `bad`.
+    Several processes share the work, batch by batch, and each gets all of it. Unreadable images
+    count as gray ones, with a warning, or are put into `bad`.
     """
     skipped: dict[int, Unreadable] = {}
     parts = _stream(
@@ -71,7 +71,7 @@ def extract(
     if bad is not None:
         bad |= skipped
     elif skipped:
-        _warn(source, skipped, "count as grey ones")
+        _warn(source, skipped, "count as gray ones")
     return features
 
 
@@ -90,16 +90,16 @@ def stored(
 ) -> tuple[Float[Tensor, "kept features"], Int[Tensor, " kept"]]:
     """Features from the file in `folder` that fits, or extracted into it; and whose they are.
 
-    `weights` is the fingerprint of the network. The rows are mapped, not read: a million pictures
-    need not fit into memory. Unreadable pictures have no row and are named in a warning.
+    `weights` is the fingerprint of the network. The rows are mapped, not read: a million images
+    need not fit into memory. Unreadable images have no row and are named in a warning.
     """
     if not len(source):
-        raise ValueError(f"{source.name}: no pictures")
+        raise ValueError(f"{source.name}: no images")
     if as_they_are(source, image_size):  # then these change nothing, and the file is shared
         resize, bicubic = 0, False
     key = {
         "weights": weights,
-        "pictures": source.contents(),
+        "images": source.contents(),
         "image_size": image_size,
         "resize": resize,
         "precision": str(precision),
@@ -168,7 +168,7 @@ def _stream(
     bicubic: bool = False,
     shown: bool = False,
 ) -> Generator[Float[Tensor, "batch features"], None, None]:
-    """Features batch by batch; pictures are decoded by the workers while the network computes."""
+    """Features batch by batch; images are decoded by the workers while the network computes."""
     layout = memory_format(network)
     prepared = Prepared(source, image_size, resize, batch_size, bicubic)
     loader = DataLoader(
@@ -182,14 +182,14 @@ def _stream(
     own, aloud = sum(map(len, prepared.batches)), distributed.rank() == 0
     bar = progress("features", own, unit="pic", shown=aloud) if shown else nullcontext()
     with judged(network), bar as moving:
-        for pictures, unreadable in served(loader):
+        for images, unreadable in served(loader):
             bad |= unreadable
-            view = normalise(pictures.to(device, non_blocking=True).float().div_(255))
+            view = normalize(images.to(device, non_blocking=True).float().div_(255))
             with torch.no_grad(), autocast(device, precision):
                 rows = network(view.contiguous(memory_format=layout))
             yield rows.float().cpu()
             if moving is not None:
-                moving.update(len(pictures))
+                moving.update(len(images))
 
 
 def _write(
@@ -202,7 +202,7 @@ def _write(
 ) -> dict[int, Unreadable]:
     """Rows to an .npy file, as they come, and what they are of to another beside it.
 
-    Those of unreadable pictures are left out. Of several processes each writes its rows to a file
+    Those of unreadable images are left out. Of several processes each writes its rows to a file
     of its own, and the first puts them behind one another.
     """
     world, first = distributed.world_size(), distributed.rank() == 0
@@ -226,7 +226,7 @@ def _write(
                 if not count:
                     one = bad[min(bad)]
                     raise ValueError(
-                        f"none of the {len(bad)} pictures can be read, the first is {one.title} "
+                        f"none of the {len(bad)} images can be read, the first is {one.title} "
                         f"({one.why})"
                     )
                 if first:
@@ -247,7 +247,7 @@ def _write(
 def _pour(
     file: BinaryIO, rows: Iterable[Tensor], bad: dict[int, Unreadable], seen: int
 ) -> tuple[int, int]:
-    """Write the rows of readable pictures, of which `seen` is the first: how many, how wide."""
+    """Write the rows of readable images, of which `seen` is the first: how many, how wide."""
     count = width = 0
     for part in rows:
         width = part.shape[1]
@@ -270,7 +270,7 @@ def _header(count: int, width: int) -> bytes:
 
 
 def _opened(path: Path, beside: Path, size: int) -> tuple[Tensor, dict[int, Unreadable]] | None:
-    """A whole file of features for so many pictures, mapped; None where there is none."""
+    """A whole file of features for so many images, mapped; None where there is none."""
     try:
         told = json.loads(beside.read_text())["bad"]
         rows = torch.from_numpy(np.lib.format.open_memmap(path, mode="c"))
@@ -289,7 +289,7 @@ def _kept(size: int, bad: Iterable[int]) -> Int[Tensor, " kept"]:
 def _warn(source: Source, bad: dict[int, Unreadable], fate: str) -> None:
     first = next(iter(bad.values()))
     warnings.warn(
-        f"{source.name}: {len(bad)} of {len(source)} pictures cannot be read and {fate}, the first "
+        f"{source.name}: {len(bad)} of {len(source)} images cannot be read and {fate}, the first "
         f"is {first.title} ({first.why})",
         stacklevel=3,
     )

@@ -1,4 +1,4 @@
-"""Batch norm over the pictures of all processes.
+"""Batch norm over the images of all processes.
 
 On GPUs PyTorch's SyncBatchNorm does it. It refuses tensors of a CPU, where a plain one built on a
 sum with a gradient (`distributed.summed`) stands in: in value and gradient that of one batch norm
@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from meanshift.runtime import distributed
 
 
-def synchronised(module: nn.Module, device: torch.device) -> nn.Module:
+def synchronized(module: nn.Module, device: torch.device) -> nn.Module:
     """The same module, with each batch norm taken over all processes; in one it is left alone."""
     if distributed.world_size() == 1:
         return module

@@ -22,12 +22,12 @@ from meanshift.models.encoder import Encoder, build_backbone
 from meanshift.runtime import checkpoint, rng
 from meanshift.runtime.run_directory import Journal, whole_file
 
-_SIDE = 32  # of the pictures whose pixels are taken as they are
+_SIDE = 32  # of the images whose pixels are taken as they are
 _OURS = "meanshift"  # the key under which an exported file keeps the settings of its run
 
 
 class Pixels(nn.Module):
-    """No encoder: a picture's pixels in one row, minus the mean of the training pictures."""
+    """No encoder: an image's pixels in one row, minus the mean of the training images."""
 
     mean: Tensor
 
@@ -35,13 +35,13 @@ class Pixels(nn.Module):
         super().__init__()
         self.register_buffer("mean", torch.zeros(3 * _SIDE * _SIDE))
 
-    def centre(self, mean: Float[Tensor, " pixels"]) -> None:
+    def center(self, mean: Float[Tensor, " pixels"]) -> None:
         self.mean = self.mean + mean.to(self.mean)
 
-    def forward(self, pictures: Float[Tensor, "n 3 _ _"]) -> Float[Tensor, "n pixels"]:
-        if pictures.shape[2:] != (_SIDE, _SIDE):
-            pictures = F.interpolate(pictures, (_SIDE, _SIDE), mode="bilinear", antialias=True)
-        return pictures.flatten(1) - self.mean
+    def forward(self, images: Float[Tensor, "n 3 _ _"]) -> Float[Tensor, "n pixels"]:
+        if images.shape[2:] != (_SIDE, _SIDE):
+            images = F.interpolate(images, (_SIDE, _SIDE), mode="bilinear", antialias=True)
+        return images.flatten(1) - self.mean
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def load_weights(spec: Path | str) -> Weights:
         return _ours(held, path, run if inside else judged, path.stem if inside else "")
     if isinstance(held, Mapping) and _OURS in held:
         return _exported(held, path)
-    found = third_party.recognise(held, path)
+    found = third_party.recognize(held, path)
     size, projector, home = found.image_size, found.projector, _home(path, found.backbone)
     return Weights(str(spec), found.backbone, found.title, size, home, projector=projector)
 
@@ -103,7 +103,7 @@ def load_encoder(weights: Path | str) -> nn.Module:
     """The online backbone of a run (or of any file of weights), heads removed, in eval mode.
 
     >>> backbone = load_encoder("runs/demo")
-    >>> features = backbone(pictures)      # normalised as ImageNet's, shape (n, 3, height, width)
+    >>> features = backbone(images)      # normalized as ImageNet's, shape (n, 3, height, width)
     """
     return load_weights(weights).backbone
 

@@ -12,12 +12,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torchvision.ops import box_iou
 
-MOST = 100  # detections of one class in one picture that COCO looks at
+MOST = 100  # detections of one class in one image that COCO looks at
 
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The detections in one picture: boxes are (x0, y0, x1, y1), a label is a class's number."""
+    """The detections in one image: boxes are (x0, y0, x1, y1), a label is a class's number."""
 
     boxes: Float[Tensor, "n 4"]
     scores: Float[Tensor, " n"]
@@ -26,7 +26,7 @@ class Found:
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """The objects in one picture; nobody is asked for the difficult ones, nor blamed for them."""
+    """The objects in one image; nobody is asked for the difficult ones, nor blamed for them."""
 
     boxes: Float[Tensor, "n 4"]
     labels: Int[Tensor, " n"]
@@ -56,8 +56,8 @@ def average_precision(
     """The mean precision over recalls, classes and overlaps.
 
     `voc07` is the devkit's of 2007 (11 recalls), `coco` is pycocotools' (101 recalls, at most 100
-    detections a class and picture), to which a difficult object is an ignored one. Equal scores
-    stand in the order of pictures and then of detections.
+    detections a class and image), to which a difficult object is an ignored one. Equal scores
+    stand in the order of images and then of detections.
     """
     _check(found, truth, classes)
     voc = rule == "voc07"
@@ -178,19 +178,19 @@ def _area(
 def _check(found: Sequence[Found], truth: Sequence[Truth], classes: int) -> None:
     if len(found) != len(truth) or not found:
         raise ValueError(
-            f"got detections of {len(found)} pictures and the objects of {len(truth)}; need as many"
+            f"got detections of {len(found)} images and the objects of {len(truth)}; need as many"
         )
     for index, (one, there) in enumerate(zip(found, truth, strict=True)):
         both = torch.cat([one.labels, there.labels])
         if len(both) and not 0 <= int(both.min()) <= int(both.max()) < classes:
             raise ValueError(
-                f"picture {index}: labels {int(both.min())} to {int(both.max())}; need 0 to "
+                f"image {index}: labels {int(both.min())} to {int(both.max())}; need 0 to "
                 f"{classes - 1}, as there are {classes} classes"
             )
         if not (one.scores.isfinite().all() and one.boxes.isfinite().all()):
             raise ValueError(
-                f"picture {index}: a detection's score or box is not finite; the detector has "
+                f"image {index}: a detection's score or box is not finite; the detector has "
                 f"diverged: train it with a lower learning rate"
             )
     if all(bool(there.difficult.all()) for there in truth):
-        raise ValueError(f"{len(truth)} pictures with nothing but difficult objects; need others")
+        raise ValueError(f"{len(truth)} images with nothing but difficult objects; need others")

@@ -1,4 +1,4 @@
-"""Label-free signs of learning: effective rank, spread, neighbour stability, collapse alarm."""
+"""Label-free signs of learning: effective rank, spread, neighbor stability, collapse alarm."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 @torch.no_grad()
 def effective_rank(embeddings: Float[Tensor, "batch dim"]) -> float:
-    """exp(entropy) of the centred embeddings' spectrum: how many directions are really in use."""
+    """exp(entropy) of the centered embeddings' spectrum: how many directions are really in use."""
     if not embeddings.isfinite().all():
         return 0.0
-    centred = embeddings.float() - embeddings.float().mean(0)
-    energy = torch.linalg.svdvals(centred).square()
+    centered = embeddings.float() - embeddings.float().mean(0)
+    energy = torch.linalg.svdvals(centered).square()
     if float(energy.sum()) <= 1e-12 * embeddings.numel():
         return 0.0
     share = energy / energy.sum()
@@ -27,7 +27,7 @@ def spread(embeddings: Float[Tensor, "batch dim"]) -> float:
 
 
 def stability(before: Int[Tensor, "n k"], now: Int[Tensor, "n k"]) -> float:
-    """Share of neighbours that a probe set kept between two moments."""
+    """Share of neighbors that a probe set kept between two moments."""
     return float((before[:, :, None] == now[:, None, :]).any(2).float().mean())
 
 

@@ -1,7 +1,7 @@
-"""Arithmetic on whole batches of pictures: crop, mirror, jitter, grey, blur, normalise.
+"""Arithmetic on whole batches of images: crop, mirror, jitter, gray, blur, normalize.
 
-Each picture of a batch has its own crop, colours and blur, and no loop runs over the pictures.
-Resampling is a product with two small banded matrices a picture.
+Each image of a batch has its own crop, colors and blur, and no loop runs over the images.
+Resampling is a product with two small banded matrices an image.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
-class Colours:
-    """What a strong view does to the colours of each picture of a batch."""
+class Colors:
+    """What a strong view does to the colors of each image of a batch."""
 
     factors: Float[Tensor, "batch 4"]
     """brightness, contrast, saturation (1 is unchanged) and hue shift (0 is unchanged)"""
@@ -36,42 +36,42 @@ class Colours:
 
 
 def crop(
-    pictures: UInt8[Tensor, "batch height width channels"],
+    images: UInt8[Tensor, "batch height width channels"],
     boxes: Int[Tensor, "batch 4"],
     flips: Bool[Tensor, " batch"],
     size: int,
 ) -> Float[Tensor, "batch channels size size"]:
-    """Cut, resize (bilinear, antialiased) and mirror each picture of a batch; values in [0, 1]."""
-    device, (height, width) = pictures.device, pictures.shape[1:3]
+    """Cut, resize (bilinear, antialiased) and mirror each image of a batch; values in [0, 1]."""
+    device, (height, width) = images.device, images.shape[1:3]
     top, left, h, w = (boxes[:, i].to(device, torch.float32, non_blocking=True) for i in range(4))
     down = _resampling(top, h, height, size)
     across = _resampling(left, w, width, size)
     flips = flips.to(device, non_blocking=True)[:, None, None]
     across = torch.where(flips, across.flip(1), across)
-    # Rows of all channels side by side, so that each picture is two products and no copy.
-    rows = pictures.permute(0, 1, 3, 2).float().div_(255)
+    # Rows of all channels side by side, so that each image is two products and no copy.
+    rows = images.permute(0, 1, 3, 2).float().div_(255)
     wide = rows.flatten(1, 2) @ across.mT
     cut = down @ wide.view(len(wide), height, -1)
     return cut.view(len(cut), size, -1, size).permute(0, 2, 1, 3).contiguous()
 
 
-def colour(
-    pictures: Float[Tensor, "batch 3 height width"], drawn: Colours
+def color(
+    images: Float[Tensor, "batch 3 height width"], drawn: Colors
 ) -> Float[Tensor, "batch 3 height width"]:
-    """Jitter, grey and blur, in MoCo v2's order."""
-    return blur(grey(jitter(pictures, drawn), drawn.grayed), drawn.sigma)
+    """Jitter, gray and blur, in MoCo v2's order."""
+    return blur(gray(jitter(images, drawn), drawn.grayed), drawn.sigma)
 
 
 def jitter(
-    pictures: Float[Tensor, "batch 3 height width"], drawn: Colours
+    images: Float[Tensor, "batch 3 height width"], drawn: Colors
 ) -> Float[Tensor, "batch 3 height width"]:
-    """Brightness, contrast, saturation and hue, each picture in its own order.
+    """Brightness, contrast, saturation and hue, each image in its own order.
 
     The first three are one formula, clamp(f x + (1 - f) other), where `other` is black, the mean
-    grey or the grey picture; so each of three passes serves whichever of them is due, and hue comes
+    gray or the gray image; so each of three passes serves whichever of them is due, and hue comes
     in before, between or after them.
     """
-    pictures, device = pictures.clone(), pictures.device
+    images, device = images.clone(), images.device
     hue_at = (drawn.sequence == _HUE).int().argmax(1)
     blends = drawn.sequence[drawn.sequence != _HUE].view(-1, 3)
     factors = torch.where(
@@ -80,9 +80,9 @@ def jitter(
     for position in range(4):
         due = (drawn.jittered & (hue_at == position)).nonzero()[:, 0]
         if len(due):
-            shift = factors[due, _HUE].to(device, pictures.dtype, non_blocking=True)
+            shift = factors[due, _HUE].to(device, images.dtype, non_blocking=True)
             due = due.to(device, non_blocking=True)
-            pictures.index_copy_(0, due, turn_hue(pictures[due], shift))
+            images.index_copy_(0, due, turn_hue(images[due], shift))
         if position == 3:
             break
         kind = blends[:, position]
@@ -90,26 +90,26 @@ def jitter(
         weights = torch.stack(
             [factor, (1 - factor) * (kind == _SATURATION), (1 - factor) * (kind == _CONTRAST)]
         )
-        keep, to_grey, to_mean = weights.to(device, pictures.dtype, non_blocking=True)[
+        keep, to_gray, to_mean = weights.to(device, images.dtype, non_blocking=True)[
             ..., None, None, None
         ]
-        grey_picture = luma(pictures)
-        other = to_grey * grey_picture + to_mean * grey_picture.mean((1, 2, 3), keepdim=True)
-        torch.addcmul(other, keep, pictures, out=pictures).clamp_(0, 1)
-    return pictures
+        gray_image = luma(images)
+        other = to_gray * gray_image + to_mean * gray_image.mean((1, 2, 3), keepdim=True)
+        torch.addcmul(other, keep, images, out=images).clamp_(0, 1)
+    return images
 
 
-def luma(pictures: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch 1 height width"]:
-    """The grey of a picture, by the weights of torchvision."""
-    red, green, blue = pictures.unbind(1)
+def luma(images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch 1 height width"]:
+    """The gray of an image, by the weights of torchvision."""
+    red, green, blue = images.unbind(1)
     return (_LUMA[0] * red).add_(green, alpha=_LUMA[1]).add_(blue, alpha=_LUMA[2])[:, None]
 
 
 def turn_hue(
-    pictures: Float[Tensor, "batch 3 height width"], shift: Float[Tensor, " batch"]
+    images: Float[Tensor, "batch 3 height width"], shift: Float[Tensor, " batch"]
 ) -> Float[Tensor, "batch 3 height width"]:
-    """Turn the hue of each picture by a share of the circle."""
-    red, green, blue = pictures.unbind(1)
+    """Turn the hue of each image by a share of the circle."""
+    red, green, blue = images.unbind(1)
     value = torch.maximum(torch.maximum(red, green), blue)
     chroma = value - torch.minimum(torch.minimum(red, green), blue)
     sectors = torch.where(  # times chroma: one division serves all three
@@ -121,24 +121,24 @@ def turn_hue(
             (red - green).add_(chroma, alpha=4),
         ),
     )
-    turn = sectors.div_(chroma.mul(6).clamp_(min=_TINY))  # in circles; 0 where nothing has colour
+    turn = sectors.div_(chroma.mul(6).clamp_(min=_TINY))  # in circles; 0 where nothing has color
     turn += shift[:, None, None] + 1  # never negative
     # The inverse transform in closed form: a channel falls from `value` by up to `chroma`.
-    fall = (turn[:, None] + _constant((5 / 6, 3 / 6, 1 / 6), pictures.device)).frac_()
+    fall = (turn[:, None] + _constant((5 / 6, 3 / 6, 1 / 6), images.device)).frac_()
     fall = fall.sub_(1 / 3).abs_().mul_(-6).add_(2).clamp_(0, 1)
     return torch.addcmul(value[:, None], chroma[:, None], fall, value=-1)
 
 
-def grey(
-    pictures: Float[Tensor, "batch 3 height width"], chosen: Bool[Tensor, " batch"]
+def gray(
+    images: Float[Tensor, "batch 3 height width"], chosen: Bool[Tensor, " batch"]
 ) -> Float[Tensor, "batch 3 height width"]:
-    """Take the colour out of the chosen pictures."""
-    due = chosen.nonzero()[:, 0].to(pictures.device, non_blocking=True)
-    return pictures.index_copy(0, due, luma(pictures[due]).expand(-1, 3, -1, -1))
+    """Take the color out of the chosen images."""
+    due = chosen.nonzero()[:, 0].to(images.device, non_blocking=True)
+    return images.index_copy(0, due, luma(images[due]).expand(-1, 3, -1, -1))
 
 
 def blur(
-    pictures: Float[Tensor, "batch channels height width"], sigma: Float[Tensor, " batch"]
+    images: Float[Tensor, "batch channels height width"], sigma: Float[Tensor, " batch"]
 ) -> Float[Tensor, "batch channels height width"]:
     """Gaussian blur, reflected at the borders, where `sigma` is above 0.
 
@@ -146,24 +146,24 @@ def blur(
     """
     chosen = (sigma > 0).nonzero()[:, 0]
     if not len(chosen):
-        return pictures
-    reach = min(math.ceil(3 * float(sigma.max())), min(pictures.shape[2:]) - 1)
-    sigma = sigma[chosen].to(pictures.device, pictures.dtype, non_blocking=True)
-    chosen = chosen.to(pictures.device, non_blocking=True)
-    planes = pictures[chosen].flatten(0, 1)[None]  # every channel of every picture has its kernel
-    across = _gaussian(sigma, reach).repeat_interleave(pictures.shape[1], 0)[:, None, None]
+        return images
+    reach = min(math.ceil(3 * float(sigma.max())), min(images.shape[2:]) - 1)
+    sigma = sigma[chosen].to(images.device, images.dtype, non_blocking=True)
+    chosen = chosen.to(images.device, non_blocking=True)
+    planes = images[chosen].flatten(0, 1)[None]  # every channel of every image has its kernel
+    across = _gaussian(sigma, reach).repeat_interleave(images.shape[1], 0)[:, None, None]
     wide = F.conv2d(F.pad(planes, [reach] * 4, mode="reflect"), across, groups=len(across))
     blurred = F.conv2d(wide, across.mT, groups=len(across))
-    return pictures.index_copy(0, chosen, blurred.view(-1, *pictures.shape[1:]))
+    return images.index_copy(0, chosen, blurred.view(-1, *images.shape[1:]))
 
 
-def normalise(
-    pictures: Float[Tensor, "batch channels height width"],
+def normalize(
+    images: Float[Tensor, "batch channels height width"],
     out: Float[Tensor, "batch channels height width"] | None = None,
 ) -> Float[Tensor, "batch channels height width"]:
     """Values in [0, 1] to ImageNet's zero mean and unit deviation."""
-    centred = torch.sub(pictures, _constant(MEAN, pictures.device), out=out)
-    return centred.div_(_constant(DEVIATION, pictures.device))
+    centered = torch.sub(images, _constant(MEAN, images.device), out=out)
+    return centered.div_(_constant(DEVIATION, images.device))
 
 
 @functools.cache
@@ -177,9 +177,9 @@ def _resampling(
 ) -> Float[Tensor, "batch outputs inputs"]:
     """Triangle weights from the `length` pixels after `start` to `outputs` pixels, antialiased."""
     scale = (length / outputs)[:, None, None]
-    centre = (torch.arange(outputs, device=start.device)[:, None] + 0.5) * scale
+    center = (torch.arange(outputs, device=start.device)[:, None] + 0.5) * scale
     pixel = torch.arange(inputs, device=start.device) - start[:, None, None]
-    weights = (1 - (pixel + 0.5 - centre).abs() / scale.clamp(min=1)).clamp_(min=0)
+    weights = (1 - (pixel + 0.5 - center).abs() / scale.clamp(min=1)).clamp_(min=0)
     weights *= (pixel >= 0) & (pixel < length[:, None, None])
     return weights / weights.sum(2, keepdim=True)
 

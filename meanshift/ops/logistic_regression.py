@@ -39,9 +39,9 @@ class Layer:
 class Problem:
     """Sum of cross-entropies + penalty / 2 |weight|², a free bias: as scikit-learn with C = 1 / it.
 
-    It is solved where it is easy: features centred and turned to their principal axes, in which the
+    It is solved where it is easy: features centered and turned to their principal axes, where the
     curvature is nearly diagonal, and scaled by that. The optimum is the same; where there are fewer
-    pictures than features, only the axes that they span are left.
+    images than features, only the axes that they span are left.
 
     >>> problem = Problem(features, labels, classes=10)
     >>> best = max(problem.path(), key=lambda layer: accuracy(layer(held_out)))
@@ -58,18 +58,18 @@ class Problem:
         self.classes, self.tolerance = classes, tolerance
         self.own = labels.to(features.device)[None]
         self.mean = features.mean(0)
-        centred = features - self.mean
+        centered = features - self.mean
         few = len(features) < features.shape[1]
-        if few:  # from the axes of the pictures to those of the features
-            exact = centred.double()
+        if few:  # from the axes of the images to those of the features
+            exact = centered.double()
             spread, axes = torch.linalg.eigh(exact @ exact.T)
             kept = spread > 1e-10 * spread[-1]
             spread, axes = spread[kept], axes[:, kept]
             axes = exact.T @ (axes / spread.sqrt())
         else:
-            spread, axes = torch.linalg.eigh(centred.T @ centred)
+            spread, axes = torch.linalg.eigh(centered.T @ centered)
         self.spread, self.axes = spread.clamp(min=0).to(features), axes.to(features)
-        self.turned = centred @ self.axes
+        self.turned = centered @ self.axes
         # Steps, and how they changed the gradient but for the penalty: good for any other penalty.
         self.past = deque[tuple[Tensor, Tensor]](maxlen=MEMORY)
 

@@ -39,8 +39,8 @@ class Shortlist:
     """
 
     def __init__(self, rows: Float[Tensor, "size dim"], *, chunk_bytes: int) -> None:
-        self.rows, self.centre, self.chunk_bytes = rows, rows.mean(0), chunk_bytes
-        self.rounded = _Rounded(rows, self.centre)
+        self.rows, self.center, self.chunk_bytes = rows, rows.mean(0), chunk_bytes
+        self.rounded = _Rounded(rows, self.center)
         self.longest = float(rows.norm(dim=1).max())
         self.pays = True  # until a list was too long: where rows crowd, the bounds hardly tell them
 
@@ -79,7 +79,7 @@ class Shortlist:
         return slots, best
 
     def _nearest(self, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        asked = _Asked(queries, self.centre, self.longest)
+        asked = _Asked(queries, self.center, self.longest)
         blocks = self.rounded.bound(asked).unflatten(1, (-1, BLOCK))
         maxima = blocks.amax(2)
         # The most promising rows, compared exactly, set a bar that their bounds exceed as well.
@@ -114,13 +114,13 @@ class Shortlist:
 
 
 class _Asked:
-    """Queries less the centre as whole numbers from 1 to 127, and how far off those are at most."""
+    """Queries less the center as whole numbers from 1 to 127, and how far off those are at most."""
 
     def __init__(
-        self, queries: Float[Tensor, "batch dim"], centre: Float[Tensor, " dim"], longest: float
+        self, queries: Float[Tensor, "batch dim"], center: Float[Tensor, " dim"], longest: float
     ) -> None:
-        z = queries - centre
-        self.along, self.longest = (queries @ centre)[:, None], float(z.norm(dim=1).max())
+        z = queries - center
+        self.along, self.longest = (queries @ center)[:, None], float(z.norm(dim=1).max())
         longest = max(longest, float(queries.norm(dim=1).max()))
         self.slack = (16 * queries.shape[1] + 256) * 2**-24 * longest**2
         self.scale = float(z.abs().max()) / _COARSE or 1.0
@@ -135,7 +135,7 @@ class _Rounded:
     The last block is filled up with rows that are far from every query.
     """
 
-    def __init__(self, rows: Float[Tensor, "some dim"], centre: Float[Tensor, " dim"]) -> None:
+    def __init__(self, rows: Float[Tensor, "some dim"], center: Float[Tensor, " dim"]) -> None:
         size, count = len(rows), -(-len(rows) // BLOCK) * BLOCK
         whole = torch.zeros(count, rows.shape[1], dtype=torch.int8)
         self.scale, self.zero = torch.ones(count), torch.zeros(count, dtype=torch.int32)
@@ -143,17 +143,17 @@ class _Rounded:
         self.offset = torch.full((count,), -torch.inf)
         for start in range(0, size, _SLICE):  # a few copies in float32 of a slice, never of all
             part = slice(start, min(start + _SLICE, size))
-            y = rows[part] - centre
+            y = rows[part] - center
             scale = y.abs().amax(1, keepdim=True).div_(_LEVELS)
             scale = torch.where(scale > 0, scale, 1.0)
             near = (y / scale).round_().clamp_(-_LEVELS, _LEVELS)
-            whole[part], self.scale[part], self.offset[part] = near, scale[:, 0], y @ centre
+            whole[part], self.scale[part], self.offset[part] = near, scale[:, 0], y @ center
             near *= scale
             self.length[part], self.error[part] = near.norm(dim=1), y.sub_(near).norm(dim=1)
         self.packed = torch.ops.onednn.qlinear_prepack(whole, None)
 
     def bound(self, asked: _Asked) -> Float[Tensor, "batch some"]:
-        """Never below the inner products, less that of each query with the centre."""
+        """Never below the inner products, less that of each query with the center."""
         offset = self.offset.clone()
         offset[: len(self.length)] += (
             asked.error * self.length + asked.longest * self.error + asked.slack

@@ -65,9 +65,9 @@ class Reproduction:
 
     def _job(self, title: str, config: Config) -> Job:
         taken = [job.folder for job in self.jobs]
-        pictures = functools.partial(self.base.fingerprint, config.train.seed)
-        folder = jobs.find(self.out, config, title, pictures, taken)
-        views = self.base.pictures * config.train.epochs
+        images = functools.partial(self.base.fingerprint, config.train.seed)
+        folder = jobs.find(self.out, config, title, images, taken)
+        views = self.base.images * config.train.epochs
         told = f"{title}, seed {config.train.seed}"
         return Job(told, config, folder, {}, self.base.split, views)
 
@@ -140,8 +140,8 @@ class Reproduction:
         return Sheet(name, study, table, {})
 
     def write(self) -> Path:
-        """Markdown, CSV, pictures and the page; gives the page's path."""
-        sheets, pictures = self.sheets(), dict[str, tuple[Path, str]]()
+        """Markdown, CSV, images and the page; gives the page's path."""
+        sheets, images = self.sheets(), dict[str, tuple[Path, str]]()
         self.out.mkdir(parents=True, exist_ok=True)
         for sheet in sheets:
             write_atomically(self.out / f"{sheet.name}.md", sheet.markdown())
@@ -155,13 +155,13 @@ class Reproduction:
             if sheet.study.drawn and runs:
                 outcome = next(draw_figures(runs, self.out, names=[sheet.study.drawn]))
                 if outcome.files:
-                    pictures[sheet.name] = outcome.files[0], ""
+                    images[sheet.name] = outcome.files[0], ""
             elif (drawing := draw(sheet)) is not None:
                 files = save(
                     drawing.figure, self.out / sheet.name, title=drawing.title, text=drawing.text
                 )
-                pictures[sheet.name] = files[0], drawing.text
-        return page.write(self, sheets, pictures)
+                images[sheet.name] = files[0], drawing.text
+        return page.write(self, sheets, images)
 
     def command(self, names: Sequence[str] = ()) -> str:
         """What to type for the same again."""

@@ -1,4 +1,4 @@
-"""A study's picture: its columns along an axis, or as bars; the paper's figures are hollow."""
+"""A study's image: its columns along an axis, or as bars; the paper's figures are hollow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def draw(sheet: Sheet) -> Drawing | None:
-    """The picture of a sheet; None while no run of it is finished."""
+    """The image of a sheet; None while no run of it is finished."""
     study = sheet.study
     rows = {v.title: v.at for v in study.variants}
     full = [c for c in study.columns if any(sheet.table[t][c].values for t in rows)]
@@ -60,18 +60,18 @@ def _label(group: list[str]) -> str:
 
 def _lines(axes: Axes, sheet: Sheet, group: list[str]) -> None:
     rows = [(v.at or 0, sheet.table[v.title]) for v in sheet.study.variants]
-    for colour, column in zip(style.COLOURS, group, strict=False):
+    for hue, column in zip(style.COLORS, group, strict=False):
         seen = [(at, cells[column]) for at, cells in rows if cells[column].values]
         paper = [(at, p) for at, cells in rows if (p := cells[column].paper) is not None]
         axes.errorbar(
             [at for at, _ in seen],
             [cell.mean for _, cell in seen],
             [cell.deviation for _, cell in seen],
-            marker="o", markersize=4, capsize=3, color=colour, label=column,
+            marker="o", markersize=4, capsize=3, color=hue, label=column,
         )  # fmt: skip
         if paper:
             axes.plot(
-                *zip(*paper, strict=True), "o--", color=colour, markerfacecolor=style.PAPER,
+                *zip(*paper, strict=True), "o--", color=hue, markerfacecolor=style.PAPER,
                 lw=1, markersize=4, label=f"{column}, the paper's",
             )  # fmt: skip
     axes.set_xscale("log")
@@ -86,16 +86,16 @@ def _lines(axes: Axes, sheet: Sheet, group: list[str]) -> None:
 def _bars(axes: Axes, sheet: Sheet, group: list[str]) -> None:
     titles = [variant.title for variant in sheet.study.variants]
     thick = 0.8 / len(group)
-    for at, (colour, column) in enumerate(zip(style.COLOURS, group, strict=False)):
+    for at, (hue, column) in enumerate(zip(style.COLORS, group, strict=False)):
         cells = [sheet.table[title][column] for title in titles]
         places = [row + thick * (at - (len(group) - 1) / 2) for row in range(len(titles))]
         means = [cell.mean if cell.values else 0.0 for cell in cells]
         wide = [cell.deviation for cell in cells]
-        axes.barh(places, means, 0.9 * thick, xerr=wide, color=colour, label=column, capsize=2)
+        axes.barh(places, means, 0.9 * thick, xerr=wide, color=hue, label=column, capsize=2)
         paper = [(p, y) for cell, y in zip(cells, places, strict=True) if (p := cell.paper)]
         if paper:
             axes.plot(
-                *zip(*paper, strict=True), "o", color=colour, markerfacecolor=style.PAPER,
+                *zip(*paper, strict=True), "o", color=hue, markerfacecolor=style.PAPER,
                 markersize=4, label=f"{column}, the paper's",
             )  # fmt: skip
     axes.set_yticks(range(len(titles)), titles)

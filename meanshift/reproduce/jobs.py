@@ -38,7 +38,7 @@ class Job:
     """the words of `meanshift evaluate` by protocol"""
     split: str
     views: int
-    """pictures that it sees in all, for the time left"""
+    """images that it sees in all, for the time left"""
     failure: str = ""
     run: Run | None = field(default=None, repr=False)
 
@@ -85,21 +85,21 @@ class Job:
 
 
 def same(one: Config, other: Config) -> bool:
-    """Whether two runs would be one: of the same pictures and settings, but for harmless ones."""
+    """Whether two runs would be one: of the same images and settings, but for harmless ones."""
     return not set(differences(one, other)) - (HARMLESS - {"data.source"})
 
 
 def find(
-    out: Path, config: Config, title: str, pictures: Callable[[], str], taken: Sequence[Path]
+    out: Path, config: Config, title: str, images: Callable[[], str], taken: Sequence[Path]
 ) -> Path:
-    """The directory of a run with these settings and pictures, or one for it to begin in."""
+    """The directory of a run with these settings and images, or one for it to begin in."""
     runs = out / "runs"
     for known in sorted(runs.glob("*/config.json")):
         with contextlib.suppress(ValueError):
             run = Run(known.parent)
             if same(run.config, config):
                 was = run.environment.get("source")
-                if was is None or was == pictures():
+                if was is None or was == images():
                     return known.parent
     name = re.sub(r"[^a-z0-9=.]+", "-", f"{title}-seed{config.train.seed}".lower()).strip("-")
     free = itertools.chain([name], (f"{name}-{at}" for at in itertools.count(2)))
@@ -194,7 +194,7 @@ def _last_words(log: Path, before: int, code: int) -> str:
 
 
 class _View:
-    """One bar over all runs: pictures, runs ended, and what people watch of those that go on.
+    """One bar over all runs: images, runs ended, and what people watch of those that go on.
 
     In a log it is a line for each run that ends.
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def write(
-    whole: Reproduction, sheets: Sequence[Sheet], pictures: Mapping[str, tuple[Path, str]]
+    whole: Reproduction, sheets: Sequence[Sheet], images: Mapping[str, tuple[Path, str]]
 ) -> Path:
     """Write `reproduce.html` beside the tables."""
     text = page(
@@ -27,7 +27,7 @@ def write(
         title=f"Mean Shift, reproduced at scale {whole.base.name}",
         summary=_summary(whole),
         failed=[(job.title, job.failure) for job in whole.jobs if job.failure],
-        sheets=[_sheet(whole, sheet, pictures.get(sheet.name)) for sheet in sheets],
+        sheets=[_sheet(whole, sheet, images.get(sheet.name)) for sheet in sheets],
         card=_card(whole),
         runs=[_run(job) for job in whole.jobs],
         chosen_by=CHOSEN_BY,
@@ -41,16 +41,16 @@ def write(
 def _summary(whole: Reproduction) -> str:
     base, config = whole.base, whole.base.config
     done = sum(job.trained for job in whole.jobs)
-    where = f"the {base.split} pictures" if base.split else "the cut held out from training"
+    where = f"the {base.split} images" if base.split else "the cut held out from training"
     return (
-        f"{base.pictures:,} pictures of {config.data.source}, {config.encoder.name} "
+        f"{base.images:,} images of {config.data.source}, {config.encoder.name} "
         f"({config.encoder.stem} stem, width {config.encoder.width:g}), {config.train.epochs} "
         f"epochs; accuracies in % on {where}. {done} of {len(whole.jobs)} runs are trained."
     )
 
 
-def _sheet(whole: Reproduction, sheet: Sheet, picture: tuple[Path, str] | None) -> dict[str, Any]:
-    data = base64.b64encode(picture[0].read_bytes()).decode() if picture else ""
+def _sheet(whole: Reproduction, sheet: Sheet, image: tuple[Path, str] | None) -> dict[str, Any]:
+    data = base64.b64encode(image[0].read_bytes()).decode() if image else ""
     return {
         "name": sheet.name,
         "title": sheet.study.title,
@@ -67,18 +67,18 @@ def _sheet(whole: Reproduction, sheet: Sheet, picture: tuple[Path, str] | None) 
         "claims": [(c.text, r.verdict, r.why) for c, r in sheet.rulings()],
         "best": sheet.best(),
         "beside": any(variant.paper for variant in sheet.study.variants),
-        "picture": f"data:image/png;base64,{data}" if data else "",
-        "words": picture[1] if picture else "",
-        "wide": _width(picture[0]) if picture else 0,
+        "image": f"data:image/png;base64,{data}" if data else "",
+        "words": image[1] if image else "",
+        "wide": _width(image[0]) if image else 0,
         "command": whole.command([sheet.name]),
     }
 
 
-def _width(picture: Path) -> int:
-    """Of a picture at the size of the page's type, in CSS pixels."""
+def _width(path: Path) -> int:
+    """Of an image at the size of the page's type, in CSS pixels."""
     from PIL import Image
 
-    with Image.open(picture) as image:
+    with Image.open(path) as image:
         return round(image.width * 100 / DPI)
 
 
@@ -90,7 +90,7 @@ def _card(whole: Reproduction) -> list[tuple[str, str]]:
     linear = " ".join(base.scale.linear) or "on views"
     return [
         ("scale", f"{base.name}: {base.scale.about}"),
-        ("pictures", f"{config.data.source}: {base.pictures:,} to train on; {cut}"),
+        ("images", f"{config.data.source}: {base.images:,} to train on; {cut}"),
         ("seeds", ", ".join(str(config.train.seed + at) for at in range(whole.seeds))),
         ("k-NN", "exact, cosine, plain vote, on the frozen online backbone"),
         ("linear and few labels", f"the paper's layer, {linear}"),

@@ -13,7 +13,7 @@ from meanshift.data import open_source, train_and_held_out
 from meanshift.reproduce.studies import STUDIES, Study
 
 _PAPER_STEP = {"method.same_image": "keep", "method.search_filled_only": False}
-_CUT = {"data.held_out": 0.1}  # settings are chosen on it, never on the test pictures
+_CUT = {"data.held_out": 0.1}  # settings are chosen on it, never on the test images
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,7 @@ SCALES = {
         (256, 2_048, 16_384),
     ),
     "smoke": Scale(
-        "the shipped pictures at 16 pixels, one epoch of a tiny network: seconds a run, says "
-        "nothing",
+        "the shipped images at 16 pixels, one epoch of a tiny network: seconds a run, says nothing",
         "demo",
         {
             **_PAPER_STEP,
@@ -86,19 +85,19 @@ SCALES = {
 
 @dataclass(frozen=True, eq=False)
 class Base:
-    """What all runs of a reproduction share, with the user's own settings, and its pictures."""
+    """What all runs of a reproduction share, with the user's own settings, and its images."""
 
     name: str
     scale: Scale
     config: Config
-    pictures: int
+    images: int
     classes: int
     split: str
-    """the labelled split that figures are of; "" is the cut held out from training"""
+    """the labeled split that figures are of; "" is the cut held out from training"""
 
     @staticmethod
     def of(name: str, *, data: str | None, overrides: Mapping[str, Any]) -> Base:
-        """A scale on its own pictures or others, with settings over the scale's."""
+        """A scale on its own images or others, with settings over the scale's."""
         if name not in SCALES:
             raise ValueError(f"--scale: got {name!r}, need one of {', '.join(SCALES)}")
         scale = SCALES[name]
@@ -106,40 +105,40 @@ class Base:
         if data is not None:
             config = config.with_overrides({"data.source": data})
         elif scale.needs_data:
-            raise ValueError(f"--scale {name}: say where the pictures are, with --data SOURCE")
+            raise ValueError(f"--scale {name}: say where the images are, with --data SOURCE")
         source = config.data.source
         train, held = train_and_held_out(source, config.data.held_out, seed=config.train.seed)
-        if held is None or not train.labelled or not held.labelled:
+        if held is None or not train.labeled or not held.labeled:
             raise ValueError(
-                f"{source}: nothing to judge by; reproduce needs labels and pictures to hold out: "
+                f"{source}: nothing to judge by; reproduce needs labels and images to hold out: "
                 f"class folders, or a labels.csv, and --data.held_out 0.1"
             )
         splits = dict(open_source(source))
-        judged = [part for part in ("test", "val") if part in splits and splits[part].labelled]
+        judged = [part for part in ("test", "val") if part in splits and splits[part].labeled]
         cut = isinstance(config.data.held_out, float)
         part = judged[0] if cut and judged else ""
         return Base(name, scale, config, len(train), len(train.classes), part)
 
     @property
     def banks(self) -> tuple[int, ...]:
-        """The sizes of bank to try: the scale's, and as many rows as there are pictures."""
+        """The sizes of bank to try: the scale's, and as many rows as there are images."""
         least = max(self.config.train.batch_size, self.config.method.k)
-        sizes = [size for size in self.scale.banks if least <= size < self.pictures]
-        if not sizes or sizes[-1] < self.pictures / 2:  # the paper's million is its data's size
-            sizes.append(max(least, self.pictures))
+        sizes = [size for size in self.scale.banks if least <= size < self.images]
+        if not sizes or sizes[-1] < self.images / 2:  # the paper's million is its data's size
+            sizes.append(max(least, self.images))
         return tuple(sizes)
 
     def judge(self, protocol: str) -> tuple[str, ...]:
         """The words of `meanshift evaluate` for a protocol."""
         if protocol == "knn":
             return ()
-        few = [share for share in (0.01, 0.1) if share * self.pictures >= self.classes]
+        few = [share for share in (0.01, 0.1) if share * self.images >= self.classes]
         if protocol == "linear" or len(few) == 2:
             return self.scale.linear
         if not few:
             raise ValueError(
-                f"few-labels: a tenth of {self.pictures} pictures is less than one of each of the "
-                f"{self.classes} classes; leave it out, or give more pictures"
+                f"few-labels: a tenth of {self.images} images is less than one of each of the "
+                f"{self.classes} classes; leave it out, or give more images"
             )
         return (*self.scale.linear, "--fractions", *map(str, few))
 
@@ -149,14 +148,14 @@ class Base:
             raise ValueError(f"reproduce: got {name!r}, need one or more of {', '.join(STUDIES)}")
         if len(self.banks) < 2 and name == "bank":
             raise ValueError(
-                f"bank: {self.pictures} pictures and batches of {self.config.train.batch_size} "
+                f"bank: {self.images} images and batches of {self.config.train.batch_size} "
                 f"leave one size of bank to try; lower --train.batch_size"
             )
         return STUDIES[name](self.banks)
 
     @functools.cache  # noqa: B019 (there is one, for as long as the program runs)
     def fingerprint(self, seed: int) -> str:
-        """Of the pictures that a seed trains on."""
+        """Of the images that a seed trains on."""
         data = self.config.data
         return train_and_held_out(data.source, data.held_out, seed=seed)[0].fingerprint()
 

@@ -72,7 +72,7 @@ class Sheet:
 
     @staticmethod
     def of(name: str, study: Study, jobs: Mapping[str, Sequence[Job]], *, apart: bool) -> Sheet:
-        """The figures of runs by variant; `apart`: they are of other pictures than the cut's."""
+        """The figures of runs by variant; `apart`: they are of other images than the cut's."""
 
         def cells(variant: str, find: Any, paper: float | None = None) -> Cell:
             values = (find(job) for job in jobs[variant])

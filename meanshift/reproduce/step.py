@@ -48,12 +48,12 @@ def bench_step(config: Config, *, rounds: int) -> str:
     total = sum(phases.values())
     lines += [f"  {name:22}{value / total:7.1%}" for name, value in phases.items()]
     ratio = total / sum(bare.medians().values())
-    lines += ["", f"step / two bare encoders with their optimiser: {ratio:.3f}"]
+    lines += ["", f"step / two bare encoders with their optimizer: {ratio:.3f}"]
     return "\n".join(lines)
 
 
 class Contender:
-    """One model and one batch of pictures, on which both contenders work in turn."""
+    """One model and one batch of images, on which both contenders work in turn."""
 
     def __init__(self, config: Config) -> None:
         self.device = pick_device(config.train.device)
@@ -65,11 +65,11 @@ class Contender:
         self.views = TwoViews(config.views, config.train.seed, config.data.image_size)
         size, batch = config.data.image_size, config.train.batch_size
         self.ids = torch.arange(batch)
-        self.pictures = torch.randint(0, 256, (batch, size, size, 3), dtype=torch.uint8)
+        self.images = torch.randint(0, 256, (batch, size, size, 3), dtype=torch.uint8)
         self.fixed = torch.randn(batch, 3, size, size).to(self.device, memory_format=self.layout)
 
     def bare_step(self, laps: Laps) -> None:
-        """Online forward and backward, target forward, optimiser; nothing else."""
+        """Online forward and backward, target forward, optimizer; nothing else."""
 
         def work() -> None:
             with autocast(self.device, self.precision):
@@ -87,8 +87,8 @@ class Contender:
         made: dict[str, Tensor] = {}
 
         def make_views() -> None:
-            pictures = self.pictures.to(device, non_blocking=True)
-            target, online = self.views.finish(pictures, 0, self.ids)
+            images = self.images.to(device, non_blocking=True)
+            target, online = self.views.finish(images, 0, self.ids)
             made["target"] = target.contiguous(memory_format=self.layout)
             made["online"] = online.contiguous(memory_format=self.layout)
 
@@ -112,5 +112,5 @@ class Contender:
         laps.time("target forward", target)
         laps.time("search and loss", search_and_loss)
         laps.time("backward", backward)
-        laps.time("optimiser", lambda: self.optimizer.step())
+        laps.time("optimizer", lambda: self.optimizer.step())
         laps.time("target follows", method.follow)

@@ -77,7 +77,7 @@ def main(_: Sequence[int]) -> Study:
 def k(_: Sequence[int]) -> Study:
     known = {2: (61.0, 64.2), 5: (62.0, 64.9), 10: (62.5, 65.7), 20: (62.0, 65.4), 50: (61.5, 64.9)}
     return Study(
-        "The number of neighbours k",
+        "The number of neighbors k",
         [
             Variant("k=1", _byol("w/s"), {"1-NN": 55.8, "20-NN": 59.1}, at=1.0),
             *(
@@ -92,11 +92,11 @@ def k(_: Sequence[int]) -> Study:
         ],
         (*_KNN, "purity"),
         [
-            higher("One neighbour more is better than none", "k=2", "k=1", *_KNN),
+            higher("One neighbor more is better than none", "k=2", "k=1", *_KNN),
             higher("k=5 is better than k=1, which is BYOL", "k=5", "k=1", *_KNN),
             higher("k=10 is better than k=5", "k=10", "k=5", *_KNN),
             alike("From k=5 to k=50 little changes", "k=50", "k=5", 2.0, *_KNN),
-            higher("Fewer neighbours are purer", "k=2", "k=50", "purity"),
+            higher("Fewer neighbors are purer", "k=2", "k=50", "purity"),
         ],
         axis="k",
     )
@@ -160,17 +160,17 @@ def same_view(_: Sequence[int]) -> Study:
 def purity(_: Sequence[int]) -> Study:
     ks = {k: _views("w/s") | {"method.k": k} for k in (2, 5, 10, 20, 50)}
     return Study(
-        "The purity of the neighbours",
+        "The purity of the neighbors",
         [
             *(Variant(f"w/s, k={k}", changes) for k, changes in ks.items()),
             Variant("s/s, k=5", _views("s/s") | {"method.k": 5}),
         ],
         ("purity", "purity, weak views", "purity, strong views"),
         [
-            higher("Neighbours are purer with w/s than with s/s", "w/s, k=5", "s/s, k=5", "purity"),
-            higher("Fewer neighbours are purer", "w/s, k=2", "w/s, k=50", "purity"),
+            higher("Neighbors are purer with w/s than with s/s", "w/s, k=5", "s/s, k=5", "purity"),
+            higher("Fewer neighbors are purer", "w/s, k=2", "w/s, k=50", "purity"),
             higher(
-                "The target's neighbours are purer by weak views",
+                "The target's neighbors are purer by weak views",
                 *("w/s, k=10", "w/s, k=10", "purity, weak views", "purity, strong views"),
                 across=True,
             ),
@@ -180,7 +180,7 @@ def purity(_: Sequence[int]) -> Study:
 
 
 def beyond(_: Sequence[int]) -> Study:
-    """Not in the paper: what makes neighbours help in a short run."""
+    """Not in the paper: what makes neighbors help in a short run."""
     white, filled = {"method.whiten": True}, {"method.search_filled_only": True}
     byol, msf = _byol("w/s"), _views("w/s")
     return Study(
@@ -203,7 +203,7 @@ def beyond(_: Sequence[int]) -> Study:
                 *("MSF, white, filled rows only", "MSF, filled rows only", *_ALL),
             ),
             higher(
-                "With both, neighbours help",
+                "With both, neighbors help",
                 *("MSF, white, filled rows only", "BYOL-asym, white", *_ALL),
             ),
         ],
@@ -230,11 +230,11 @@ def few_labels(_: Sequence[int]) -> Study:
 
 
 def cost(sizes: Sequence[int]) -> Study:
-    columns = ("share of a step, %", "GFLOPs a picture", "MB")
+    columns = ("share of a step, %", "GFLOPs an image", "MB")
     known = {128_000: (0.72, 0.13), 1_024_000: (6.78, 1.05)}
     rows = sorted({*sizes, 128_000})
     return Study(
-        "What finding the neighbours costs",
+        "What finding the neighbors costs",
         [
             Variant(
                 f"{size:,} rows",

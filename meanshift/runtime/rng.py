@@ -32,7 +32,7 @@ def uniform(
 
 
 def order(seed: int, epoch: int, size: int) -> Int[Tensor, " size"]:
-    """The order in which an epoch visits `size` pictures."""
+    """The order in which an epoch visits `size` images."""
     return bits(seed, epoch, torch.arange(size), ORDER, 1)[:, 0].argsort(stable=True)
 
 

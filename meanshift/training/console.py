@@ -91,11 +91,11 @@ class Console:
         )
 
     def speed(self) -> dict[str, float]:
-        """Pictures a second since it was last asked; not part of what is reproducible."""
+        """Images a second since it was last asked; not part of what is reproducible."""
         now, steps = time.perf_counter(), self.done - self.lap
         rate = steps * self.batch_size / (now - self.lapped)
         self.lapped, self.lap = now, self.done
-        return {"pictures_per_second": round(rate, 1), "seconds": round(now - self.began, 2)}
+        return {"images_per_second": round(rate, 1), "seconds": round(now - self.began, 2)}
 
     def end_epoch(self, epoch: int) -> None:
         if self.bar.disable:
@@ -103,4 +103,4 @@ class Console:
             left = tqdm.format_interval(spent / steps * (self.total - self.done))
             figures = "  ".join(f"{name} {value:.3f}" for name, value in self.shown.items())
             rate = steps * self.batch_size / spent
-            self.say(f"epoch {epoch}/{self.epochs}  {figures}  {rate:.0f} pictures/s  {left} left")
+            self.say(f"epoch {epoch}/{self.epochs}  {figures}  {rate:.0f} images/s  {left} left")

@@ -17,14 +17,14 @@ from meanshift.data import train_and_held_out
 from meanshift.data.loader import batches, steps_an_epoch
 from meanshift.methods import MeanShift, build
 from meanshift.models.encoder import Encoder, memory_format
-from meanshift.models.sync_batch_norm import synchronised
+from meanshift.models.sync_batch_norm import synchronized
 from meanshift.ops import collapse
 from meanshift.runtime import checkpoint, distributed, rng, signals
 from meanshift.runtime.device import autocast, pick_device, pick_precision
 from meanshift.runtime.run_directory import Journal
 from meanshift.training import resume
 from meanshift.training.console import Console
-from meanshift.training.metrics import BadPictures, Tally
+from meanshift.training.metrics import BadImages, Tally
 from meanshift.training.optim import Schedule, build_optimizer
 from meanshift.training.snapshot import snapshot_epochs, take_snapshot
 from meanshift.transforms.augment import TwoViews
@@ -62,7 +62,7 @@ def _pretrain(
         precision = pick_precision(train.precision, device)
         method = build_method(config).to(device).train()
         if train.batch_norm == "sync":
-            synchronised(method, device)
+            synchronized(method, device)
         backbone, layout = method.online.get_submodule("backbone"), memory_format(method)
         method.to(memory_format=layout)
         optimizer = build_optimizer(train, method)
@@ -71,12 +71,12 @@ def _pretrain(
         two_views = TwoViews(config.views, train.seed, config.data.image_size)
         moments = snapshot_epochs(train.epochs, train.snapshots)
         fingerprint = source.fingerprint()
-    resume.refuse_different(journal, "pictures", fingerprint)
+    resume.refuse_different(journal, "images", fingerprint)
     with distributed.together():
         held.enter_context(journal.alone())
         state, unreadable = checkpoint.latest(journal.checkpoints)
         if state is not None:  # before a word is written: what is refused stays as it was
-            resume.refuse_other_pictures(journal, state["source"], fingerprint, len(source))
+            resume.refuse_other_images(journal, state["source"], fingerprint, len(source))
     resume.refuse_different(journal, "checkpoints", -1 if state is None else state["step"])
 
     # Begin the run, or continue it from its newest whole checkpoint.
@@ -86,8 +86,8 @@ def _pretrain(
         "threads": torch.get_num_threads(),
         "processes": world,
     } | ({"compiled": True} if train.compile else {})
-    about = {"source": fingerprint, "pictures": len(source), "steps": schedule.total}
-    tally, bad, start = Tally(), BadPictures(config.data.bad_share, len(source)), 0
+    about = {"source": fingerprint, "images": len(source), "steps": schedule.total}
+    tally, bad, start = Tally(), BadImages(config.data.bad_share, len(source)), 0
     noted = list[tuple[str, str]]()
     with distributed.together():
         journal.begin(config, extra={**machine, **about})
@@ -176,7 +176,7 @@ def _pretrain(
             torch.manual_seed(dropout + distributed.rank())
 
             batch = batch.to(device)
-            target_view, online_view = two_views.finish(batch.pictures, batch.epoch, batch.ids)
+            target_view, online_view = two_views.finish(batch.images, batch.epoch, batch.ids)
             with autocast(device, precision):
                 told = stepping(
                     online_view.contiguous(memory_format=layout),
@@ -263,7 +263,7 @@ def _refuse_small_shares(batch_size: int) -> None:
     world = distributed.world_size()
     if world > 1 and batch_size < 2 * world:
         raise ValueError(
-            f"train.batch_size: got {batch_size} for {world} processes, need at least 2 pictures "
+            f"train.batch_size: got {batch_size} for {world} processes, need at least 2 images "
             f"each: --train.batch_size {2 * world} or more, or fewer processes"
         )
 
@@ -274,7 +274,7 @@ def _statistics(method: MeanShift) -> Iterator[torch.Tensor]:
 
 
 def _warm_up(config: Config, device: torch.device, stepping: nn.Module) -> torch.Tensor:
-    """The loss of two black pictures; nothing is remembered in eval mode."""
+    """The loss of two black images; nothing is remembered in eval mode."""
     black = torch.zeros(2, 3, config.data.image_size, config.data.image_size, device=device)
     loss: torch.Tensor = stepping(black, black, ids=torch.arange(2, device=device)).loss
     return loss

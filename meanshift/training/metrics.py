@@ -1,4 +1,4 @@
-"""What a run counts: the figures of its steps between two log lines, and unreadable pictures."""
+"""What a run counts: the figures of its steps between two log lines, and unreadable images."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Tally:
         self.sums: dict[str, Tensor] = {}
 
     def add(self, step: Any, labels: Tensor | None = None) -> None:
-        """A step that told means over its pictures, or, for purity, over those with a label."""
-        pictures = torch.tensor(len(step.embeddings), device=step.embeddings.device)
+        """A step that told means over its images, or, for purity, over those with a label."""
+        images = torch.tensor(len(step.embeddings), device=step.embeddings.device)
         for name in ("loss", "agreement", "purity", "same_image"):
-            value, weight = getattr(step, name), pictures
+            value, weight = getattr(step, name), images
             if name == "purity" and labels is not None:
                 weight = (labels >= 0).sum()
             if value is not None:
@@ -47,7 +47,7 @@ class Tally:
                     self.sums[name] = self.sums.get(name, torch.zeros_like(held)) + held
 
     def means(self) -> dict[str, float]:
-        """Over the pictures of all processes, and begin anew."""
+        """Over the images of all processes, and begin anew."""
         names = sorted(name for name in self.sums if not name.startswith("of "))
         if not names:
             return {}
@@ -57,8 +57,8 @@ class Tally:
         return {n: total / count for n, (total, count) in zip(names, held, strict=True) if count}
 
 
-class BadPictures:
-    """Unreadable pictures: each is named once, and too many end the run."""
+class BadImages:
+    """Unreadable images: each is named once, and too many end the run."""
 
     def __init__(self, share: float, size: int) -> None:
         self.share, self.size, self.known = share, size, dict[str, str]()
@@ -69,12 +69,12 @@ class BadPictures:
         for title, why in found:
             if title not in self.known:
                 self.known[title] = why
-                console.say(f"warning: {title} cannot be read ({why}); another picture stands in")
-                journal.warn(step, "bad picture", why, file=title)
+                console.say(f"warning: {title} cannot be read ({why}); another image stands in")
+                journal.warn(step, "bad image", why, file=title)
         if len(self.known) > self.share * self.size:
             listed = "\n".join(f"  {title}: {why}" for title, why in self.known.items())
             raise distributed.Shared(
-                f"{len(self.known)} of {self.size} pictures cannot be read so far, more than the "
+                f"{len(self.known)} of {self.size} images cannot be read so far, more than the "
                 f"{self.share:.1%} that are allowed:\n{listed}\n"
                 f"repair or remove them, or raise --data.bad_share"
             )
@@ -82,6 +82,6 @@ class BadPictures:
     def report(self, console: Console) -> None:
         if self.known:
             console.say(
-                f"{len(self.known)} of {self.size} pictures could not be read; others stood in for "
+                f"{len(self.known)} of {self.size} images could not be read; others stood in for "
                 f"them, and warnings.jsonl lists them"
             )

@@ -1,4 +1,4 @@
-"""Parameter groups, the optimiser, and every schedule as a function of the step."""
+"""Parameter groups, the optimizer, and every schedule as a function of the step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Schedule:
         return train.lr / 2 * (1 + math.cos(math.pi * (now - warm) / (total - warm)))
 
     def k(self, step: int) -> int:
-        """Neighbours: constant, or from `k_start` to `k` in equal stretches of epochs."""
+        """Neighbors: constant, or from `k_start` to `k` in equal stretches of epochs."""
         method = self.config.method
         if method.k_schedule == "constant":
             return method.k

@@ -40,20 +40,20 @@ def in_bank(name: str) -> bool:
 
 
 def refuse_different(journal: Journal, what: str, own: str | int) -> None:
-    """Processes on several machines must see the same pictures and the same run."""
+    """Processes on several machines must see the same images and the same run."""
     seen = distributed.gathered([own])
     if len(set(seen)) > 1:
         other = next(r for r, one in enumerate(seen) if one != seen[0])
         raise distributed.Shared(
             f"{journal.folder}: process {other} sees other {what} than process 0; need the "
-            f"pictures and the run on disks that all of them share"
+            f"images and the run on disks that all of them share"
         )
 
 
-def refuse_other_pictures(journal: Journal, was: str, now: str, size: int) -> None:
+def refuse_other_images(journal: Journal, was: str, now: str, size: int) -> None:
     if was != now:
         raise ValueError(
-            f"{journal.folder}: was trained on other pictures than the {size} that are there now "
+            f"{journal.folder}: was trained on other images than the {size} that are there now "
             f"(fingerprint {was}, now {now}); restore them or choose another --out"
         )
 

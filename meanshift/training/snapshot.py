@@ -33,7 +33,7 @@ def take_snapshot(
     epoch: int,
     precision: torch.dtype,
 ) -> dict[str, float]:
-    """Write a moment and return what it tells: rank of the features, neighbours that stayed."""
+    """Write a moment and return what it tells: rank of the features, neighbors that stayed."""
     encoder = method.online
     backbone, projector = encoder.get_submodule("backbone"), encoder.get_submodule("projector")
     device = next(encoder.parameters()).device
@@ -73,8 +73,8 @@ def take_snapshot(
     if earlier:
         before = checkpoint.read(earlier[-1])
         if torch.equal(before["indices"], indices):
-            was = _neighbours(before["features"])
-            told["neighbours_kept"] = collapse.stability(was, _neighbours(features))
+            was = _neighbors(before["features"])
+            told["neighbors_kept"] = collapse.stability(was, _neighbors(features))
     return told
 
 
@@ -92,7 +92,7 @@ def _purity_of_views(
     Several processes share the probe, and search a bank in parts together: in as many turns each.
     """
     bank = method.bank
-    if bank is None or bank.filled < method.k or method.k < 2 or not source.labelled:
+    if bank is None or bank.filled < method.k or method.k < 2 or not source.labeled:
         return {}
     assert source.labels is not None
     both = replace(config.views, target="weak", online="strong", same_view=False)
@@ -115,7 +115,7 @@ def _purity_of_views(
     return {"purity_weak": weak / known, "purity_strong": strong / known} if known else {}
 
 
-def _neighbours(features: Tensor) -> Tensor:
+def _neighbors(features: Tensor) -> Tensor:
     unit = nn.functional.normalize(features.float(), dim=1)
     others = min(10, len(unit) - 1)
     return nearest(unit, unit, others, leave_out=torch.arange(len(unit)))[0]

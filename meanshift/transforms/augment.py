@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from meanshift.config import Strength, Views
-from meanshift.ops.image import Colours, colour, crop, normalise
+from meanshift.ops.image import Colors, color, crop, normalize
 from meanshift.runtime import rng
 
 PIXELS = 2**19
@@ -60,10 +60,10 @@ def draw_boxes(
     top, left = ((heights - h + 1) * u[:, _TOP]).floor(), ((widths - w + 1) * u[:, _LEFT]).floor()
     # No attempt fitted: the largest central crop of an allowed ratio.
     aspect = widths / heights
-    centre_w = torch.where(aspect > 4 / 3, (heights * 4 / 3).round(), widths)
-    centre_h = torch.where(aspect < 3 / 4, (widths / (3 / 4)).round(), heights)
+    center_w = torch.where(aspect > 4 / 3, (heights * 4 / 3).round(), widths)
+    center_h = torch.where(aspect < 3 / 4, (widths / (3 / 4)).round(), heights)
     none = ~fits.any(1)
-    w, h = torch.where(none, centre_w, w), torch.where(none, centre_h, h)
+    w, h = torch.where(none, center_w, w), torch.where(none, center_h, h)
     top = torch.where(none, ((heights - h) / 2).floor(), top)
     left = torch.where(none, ((widths - w) / 2).floor(), left)
     return torch.stack([top, left, h, w], 1).long()
@@ -74,14 +74,14 @@ def draw_flips(views: Views, address: Address) -> Bool[Tensor, " batch"]:
     return address.uniform[:, _FLIP] < views.flip
 
 
-def draw_colours(views: Views, address: Address) -> Colours:
-    """Jitter, grey and blur of a strong view, by the rules of ColorJitter and of MoCo v2."""
+def draw_colors(views: Views, address: Address) -> Colors:
+    """Jitter, gray and blur of a strong view, by the rules of ColorJitter and of MoCo v2."""
     u = address.uniform
     reach = torch.tensor(views.jitter_strength, dtype=torch.float64)
     unchanged = torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64)
     low, high = views.blur_sigma
     blurred = u[:, _BLURRED] < views.blur
-    return Colours(
+    return Colors(
         factors=unchanged + reach * (2 * u[:, _FACTORS] - 1),
         sequence=u[:, _SEQUENCE].argsort(1),
         jittered=u[:, _JITTERED] < views.jitter,
@@ -92,26 +92,26 @@ def draw_colours(views: Views, address: Address) -> Colours:
 
 @dataclass(frozen=True)
 class TwoViews:
-    """The target's and the online view of pictures, from a config: the same wherever it is made."""
+    """The target's and the online view of images, from a config: the same wherever it is made."""
 
     views: Views
     seed: int
     size: int
 
     def crop(
-        self, pictures: list[UInt8[Tensor, "channels _ _"]], epoch: int, ids: Int[Tensor, " batch"]
+        self, images: list[UInt8[Tensor, "channels _ _"]], epoch: int, ids: Int[Tensor, " batch"]
     ) -> list[UInt8[Tensor, "batch channels size size"]]:
-        """Mirrored crops of pictures of any sizes, in a loader worker: decoded once, cut twice."""
-        sizes, square = torch.tensor([one.shape[1:] for one in pictures]), [self.size, self.size]
+        """Mirrored crops of images of any sizes, in a loader worker: decoded once, cut twice."""
+        sizes, square = torch.tensor([one.shape[1:] for one in images]), [self.size, self.size]
         crops = []
         for stream, _ in self._roles():
             address = Address(self.seed, epoch, ids, stream)
             boxes = draw_boxes(self.views, address, *sizes.unbind(1)).tolist()
             flips = draw_flips(self.views, address).tolist()
             cut = []
-            for picture, (top, left, h, w), flip in zip(pictures, boxes, flips, strict=True):
+            for image, (top, left, h, w), flip in zip(images, boxes, flips, strict=True):
                 # Channels side by side, as they were decoded: the kernel for bytes wants them so.
-                part = picture.permute(1, 2, 0)[None, top : top + h, left : left + w]
+                part = image.permute(1, 2, 0)[None, top : top + h, left : left + w]
                 one = F.interpolate(
                     part.permute(0, 3, 1, 2), square, mode="bilinear", antialias=True
                 )
@@ -121,14 +121,14 @@ class TwoViews:
 
     def finish(
         self,
-        pictures: UInt8[Tensor, "batch height width channels"]
+        images: UInt8[Tensor, "batch height width channels"]
         | list[UInt8[Tensor, "batch channels _ _"]],
         epoch: int,
         ids: Int[Tensor, " batch"],
     ) -> tuple[Float[Tensor, "batch channels _ _"], Float[Tensor, "batch channels _ _"]]:
-        """(target view, online view) of a batch of whole pictures of one size, or of crops."""
-        cut = isinstance(pictures, list)
-        held = pictures if isinstance(pictures, list) else [pictures] * len(self._roles())
+        """(target view, online view) of a batch of whole images of one size, or of crops."""
+        cut = isinstance(images, list)
+        held = images if isinstance(images, list) else [images] * len(self._roles())
         shape = (len(ids), held[0].shape[1 if cut else 3], self.size, self.size)
         on_cpu = held[0].device.type == "cpu"
         few = max(1, PIXELS // self.size**2) if on_cpu else len(ids)
@@ -137,19 +137,19 @@ class TwoViews:
             views = torch.empty(shape, device=whole.device)
             for view, some, part in zip(*(x.split(few) for x in (views, whole, ids)), strict=True):
                 address = Address(self.seed, epoch, part, stream)
-                normalise(self._view(some, address, strength, cut=cut), out=view)
+                normalize(self._view(some, address, strength, cut=cut), out=view)
             made.append(views)
         return made[0], made[-1]
 
-    def _view(self, pictures: Tensor, address: Address, strength: Strength, *, cut: bool) -> Tensor:
+    def _view(self, images: Tensor, address: Address, strength: Strength, *, cut: bool) -> Tensor:
         if cut:
-            view = pictures.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
+            view = images.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
         else:
-            sizes = torch.tensor(pictures.shape[1:3]).expand(len(pictures), 2)
+            sizes = torch.tensor(images.shape[1:3]).expand(len(images), 2)
             boxes = draw_boxes(self.views, address, *sizes.unbind(1))
-            view = crop(pictures, boxes, draw_flips(self.views, address), self.size)
+            view = crop(images, boxes, draw_flips(self.views, address), self.size)
         if strength == "strong":
-            view = colour(view, draw_colours(self.views, address))
+            view = color(view, draw_colors(self.views, address))
         return view
 
     def _roles(self) -> list[tuple[int, Strength]]:

@@ -1,4 +1,4 @@
-"""Pictures as they are judged: whole batches, of one size, without chance."""
+"""Images as they are judged: whole batches, of one size, without chance."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ def prepare(
     bad: dict[int, Unreadable] | None = None,
     bicubic: bool = False,
 ) -> UInt8[Tensor, "batch channels _ _"]:
-    """Pictures as they are judged: small ones of one size as they are, others cut from the centre.
+    """Images as they are judged: small ones of one size as they are, others cut from the center.
 
-    The short side is resized to `resize` (0: 256/224 of `image_size`) and the centre taken: 256 and
+    The short side is resized to `resize` (0: 256/224 of `image_size`) and the center taken: 256 and
     224 in the authors' code. Small arrays keep their own size, or are enlarged to `image_size`. An
-    unreadable picture raises, or where `bad` is given it is put there and counts as a grey one.
+    unreadable image raises, or where `bad` is given it is put there and counts as a gray one.
     """
     way = TF.InterpolationMode.BICUBIC if bicubic else TF.InterpolationMode.BILINEAR
     if source.uniform:
-        pictures = source.gather(indices).permute(0, 3, 1, 2)
-        if max(pictures.shape[2:]) <= max(image_size, 64):
-            if max(pictures.shape[2:]) < image_size:  # trained enlarged, so judged enlarged
-                pictures = TF.resize(pictures, [image_size, image_size], way, antialias=True)
-            return pictures
-        unbound: Iterable[Tensor] = pictures.unbind(0)
+        images = source.gather(indices).permute(0, 3, 1, 2)
+        if max(images.shape[2:]) <= max(image_size, 64):
+            if max(images.shape[2:]) < image_size:  # trained enlarged, so judged enlarged
+                images = TF.resize(images, [image_size, image_size], way, antialias=True)
+            return images
+        unbound: Iterable[Tensor] = images.unbind(0)
     else:
         unbound = (_readable(source, index, image_size, bad) for index in indices.tolist())
     short, square = [resize or round(image_size * 256 / 224)], [image_size, image_size]
-    keep = image_size <= 64  # files of small pictures are judged as arrays of them are
+    keep = image_size <= 64  # files of small images are judged as arrays of them are
     return torch.stack(
         [
             one
@@ -53,20 +53,20 @@ def prepare(
 
 
 def as_they_are(source: Source, image_size: int) -> bool:
-    """Whether `prepare` leaves every picture of a source alone."""
+    """Whether `prepare` leaves every image of a source alone."""
     if not source.uniform:
         return False
     side = max(source.gather(torch.tensor([0])).shape[1:3])
     return image_size <= side <= max(image_size, 64)
 
 
-def first_of_share(pictures: int, batch_size: int) -> int:
-    """The first picture of this process's part of the batches."""
-    return distributed.share(-(-pictures // batch_size))[0] * batch_size
+def first_of_share(images: int, batch_size: int) -> int:
+    """The first image of this process's part of the batches."""
+    return distributed.share(-(-images // batch_size))[0] * batch_size
 
 
 class Prepared(Dataset[tuple[Tensor, dict[int, Unreadable]]]):
-    """Whole batches of prepared pictures, with what could not be read.
+    """Whole batches of prepared images, with what could not be read.
 
     Of several processes each has its part of the batches, which are those of one.
     """
@@ -85,10 +85,10 @@ class Prepared(Dataset[tuple[Tensor, dict[int, Unreadable]]]):
     def __getitem__(self, batch: int) -> tuple[Tensor, dict[int, Unreadable]]:
         bad: dict[int, Unreadable] = {}
         indices = self.batches[batch]
-        pictures = prepare(
+        images = prepare(
             self.source, indices, self.image_size, self.resize, bad, bicubic=self.bicubic
         )
-        return pictures.contiguous(), bad
+        return images.contiguous(), bad
 
 
 def _readable(

@@ -18,13 +18,13 @@ from meanshift.transforms.augment import Address, TwoViews, draw_boxes
 
 @dataclass(frozen=True)
 class Drawn:
-    """Pictures of a source that could be read, and both views of each at an epoch."""
+    """Images of a source that could be read, and both views of each at an epoch."""
 
     ids: Int[Tensor, " n"]
     sizes: Int[Tensor, "n 2"]
-    """height and width of each picture"""
-    pictures: list[UInt8[Tensor, "channels _ _"]]
-    """the pictures themselves, where they were wished for"""
+    """height and width of each image"""
+    images: list[UInt8[Tensor, "channels _ _"]]
+    """the images themselves, where they were wished for"""
     target: Float[Tensor, "n channels size size"]
     online: Float[Tensor, "n channels size size"]
 
@@ -32,25 +32,25 @@ class Drawn:
 def draw_again(
     source: Source, ids: Int[Tensor, " m"], *, epoch: int, config: Config, keep: bool = False
 ) -> Drawn:
-    """Both views of some pictures as the epoch gives them (counted from 0), normalised.
+    """Both views of some images as the epoch gives them (counted from 0), normalized.
 
     Without workers and without the order of the run: a view depends on its address alone. Large
-    pictures are cut as they are read: only those that are to be kept are in memory together.
+    images are cut as they are read: only those that are to be kept are in memory together.
     """
     two_views = TwoViews(config.views, config.train.seed, config.data.image_size)
-    pictures, crops = list[Tensor](), list[list[Tensor]]()
+    images, crops = list[Tensor](), list[list[Tensor]]()
     kept, sizes = list[int](), list[tuple[int, ...]]()
     for index in ids.tolist():
         try:
-            picture = source.read(index)
-        except Unreadable:  # in training another picture stood in for it
+            image = source.read(index)
+        except Unreadable:  # in training another image stood in for it
             continue
         kept.append(index)
-        sizes.append(tuple(picture.shape[1:]))
+        sizes.append(tuple(image.shape[1:]))
         if keep:
-            pictures.append(picture)
+            images.append(image)
         if not source.uniform:
-            crops.append(two_views.crop([picture], epoch, torch.tensor([index])))
+            crops.append(two_views.crop([image], epoch, torch.tensor([index])))
     ids, shapes = torch.tensor(kept, dtype=torch.int64), torch.tensor(sizes).view(-1, 2)
     if not kept:
         empty = torch.empty(0, 3, config.data.image_size, config.data.image_size)
@@ -59,20 +59,20 @@ def draw_again(
         source.gather(ids) if source.uniform else [torch.cat(r) for r in zip(*crops, strict=True)]
     )
     target, online = two_views.finish(whole, epoch, ids)
-    return Drawn(ids, shapes, pictures, target, online)
+    return Drawn(ids, shapes, images, target, online)
 
 
 def shown(view: Float[Tensor, "channels size size"]) -> UInt8[Tensor, "channels size size"]:
-    """A normalised view as the picture that it is."""
+    """A normalized view as the image that it is."""
     mean, deviation = (torch.tensor(values)[:, None, None] for values in (MEAN, DEVIATION))
     return ((view.cpu() * deviation + mean).clamp(0, 1) * 255).round().to(torch.uint8)
 
 
-def square(picture: UInt8[Tensor, "3 height width"], side: int) -> UInt8[Tensor, "side side 3"]:
-    """The centre of a picture at a size."""
-    if tuple(picture.shape[1:]) != (side, side):
-        picture = TF.center_crop(TF.resize(picture, [side], antialias=True), [side, side])
-    return picture.permute(1, 2, 0).contiguous()
+def square(image: UInt8[Tensor, "3 height width"], side: int) -> UInt8[Tensor, "side side 3"]:
+    """The center of an image at a size."""
+    if tuple(image.shape[1:]) != (side, side):
+        image = TF.center_crop(TF.resize(image, [side], antialias=True), [side, side])
+    return image.permute(1, 2, 0).contiguous()
 
 
 def boxes(drawn: Drawn, *, epoch: int, config: Config) -> list[Int[Tensor, "n 4"]]:

@@ -32,10 +32,10 @@ Rect = tuple[int | float, ...]
 
 @dataclass(frozen=True)
 class Style:
-    """How one kind of box is drawn; lines differ for those to whom the colours look alike."""
+    """How one kind of box is drawn; lines differ for those to whom the colors look alike."""
 
     word: str
-    colour: str
+    color: str
     width: float
     line: str | tuple[int, tuple[float, ...]] = "-"
 
@@ -66,7 +66,7 @@ def count(truths: Sequence[Truth], founds: Sequence[Found], *, score: float = 0.
 
 
 def draw(
-    pictures: Sequence[UInt8[Tensor, "3 _ _"]],
+    images: Sequence[UInt8[Tensor, "3 _ _"]],
     truths: Sequence[Truth],
     founds: Sequence[Found],
     *,
@@ -78,11 +78,11 @@ def draw(
 
     >>> look.save(draw(...), path, title="Detections", text=count(truths, founds))
     """
-    if not len(pictures) == len(truths) == len(founds) == len(titles) or not pictures:
-        got = f"{len(pictures)} pictures, {len(truths)} truths, {len(founds)} detections"
-        raise ValueError(f"got {got} and {len(titles)} titles; need as many of each, and a picture")
+    if not len(images) == len(truths) == len(founds) == len(titles) or not images:
+        got = f"{len(images)} images, {len(truths)} truths, {len(founds)} detections"
+        raise ValueError(f"got {got} and {len(titles)} titles; need as many of each, and an image")
     truths, founds = truths[:MOST], founds[:MOST]
-    sheet, places = _lay(pictures[:MOST])
+    sheet, places = _lay(images[:MOST])
     figure, axes = style.sheet(sheet, left=16, top=86, right=16, bottom=6)
     axes.text(0, -52, count(truths, founds, score=score), size=10, weight="bold")
     styles = {FOUND, MISSED, FALSE}
@@ -92,7 +92,7 @@ def draw(
         axes.text(place[0] + wide / 2, place[3] + 13, caption, size=SMALL, color=style.QUIET,
                   ha="center", va="center")  # fmt: skip
         marks = _marks(truths[index], founds[index], score)
-        boxes = [_on_sheet(mark, wide / pictures[index].shape[2], place) for mark in marks]
+        boxes = [_on_sheet(mark, wide / images[index].shape[2], place) for mark in marks]
         styles.update(mark.style for mark in marks)
         for mark, box in reversed([*zip(marks, boxes, strict=True)]):  # those found lie above
             _outline(axes, mark.style, box)
@@ -118,10 +118,10 @@ def _marks(truth: Truth, found: Found, score: float) -> list[Mark]:
 
 
 def _lay(
-    pictures: Sequence[UInt8[Tensor, "3 _ _"]],
+    images: Sequence[UInt8[Tensor, "3 _ _"]],
 ) -> tuple[UInt8[np.ndarray, "high wide 3"], list[Place]]:
     """The photographs on white, in rows of one width and almost one height, and their places."""
-    shapes = np.array([picture.shape[2] / picture.shape[1] for picture in pictures])
+    shapes = np.array([image.shape[2] / image.shape[1] for image in images])
     rows = max(1, math.ceil(shapes.sum() * HIGH / WIDE - 0.25))
     row_of = ((shapes.cumsum() - shapes / 2) * (rows / shapes.sum())).astype(int)
     places, top = list[Place](), 0
@@ -135,9 +135,9 @@ def _lay(
         top += high + CAPTION + GAP
     wide = max(580, *(place[2] for place in places))  # for title and legend
     sheet = np.full((top - GAP, wide, 3), 255, dtype=np.uint8)
-    for picture, (left, above, right, below) in zip(pictures, places, strict=True):
-        photo = Image.fromarray(picture.permute(1, 2, 0).numpy())
-        tiny = below - above >= 2 * picture.shape[1]  # keeps its pixels, as squares
+    for image, (left, above, right, below) in zip(images, places, strict=True):
+        photo = Image.fromarray(image.permute(1, 2, 0).numpy())
+        tiny = below - above >= 2 * image.shape[1]  # keeps its pixels, as squares
         way = Image.Resampling.NEAREST if tiny else Image.Resampling.LANCZOS
         sheet[above:below, left:right] = np.asarray(
             photo.resize((right - left, below - above), way)
@@ -156,7 +156,7 @@ def _outline(axes: Axes, style: Style, box: Rect) -> None:
     """A white line below and the style's above: seen on dark and on light photographs."""
     x, y = [box[at] for at in (0, 2, 2, 0, 0)], [box[at] for at in (1, 1, 3, 3, 1)]
     axes.plot(x, y, color="white", alpha=0.85, lw=style.width + 1.2, solid_joinstyle="miter")
-    axes.plot(x, y, color=style.colour, lw=style.width, ls=style.line, solid_joinstyle="miter")
+    axes.plot(x, y, color=style.color, lw=style.width, ls=style.line, solid_joinstyle="miter")
 
 
 def _tag(axes: Axes, mark: Mark, name: str, box: Rect, place: Place, taken: list[Rect]) -> None:
@@ -172,7 +172,7 @@ def _tag(axes: Axes, mark: Mark, name: str, box: Rect, place: Place, taken: list
                 met = any(x0 < c and a < x1 and y0 < d and b < y1 for a, b, c, d in taken)
                 if not met and x1 <= right and y1 <= bottom:
                     taken.append((x0, y0, x1, y1))
-                    axes.fill_between([x0, x1], y0, y1, color=mark.style.colour, lw=0, zorder=3)
+                    axes.fill_between([x0, x1], y0, y1, color=mark.style.color, lw=0, zorder=3)
                     axes.text(x0 + PAD, y1 - PAD - 1, words, size=SMALL, color="white", zorder=4)
                     return
 
@@ -182,7 +182,7 @@ def _legend(axes: Axes, styles: Sequence[Style], score: float) -> None:
     x, size = 0.0, SMALL + 0.5
     for kind in styles:
         words = f"{kind.word} (score ≥ {score:g})" if kind is FALSE else kind.word
-        axes.plot([x, x + 32], [-24, -24], color=kind.colour, lw=kind.width, ls=kind.line,
+        axes.plot([x, x + 32], [-24, -24], color=kind.color, lw=kind.width, ls=kind.line,
                   clip_on=False)  # fmt: skip
         axes.text(x + 40, -19, words, size=size, color=style.QUIET)
         x += 40 + _width(words, size) + 24

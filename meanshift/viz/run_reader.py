@@ -30,12 +30,12 @@ from meanshift.transforms.replay import square
 
 
 class Lacking(ValueError):
-    """What a picture needs and the runs do not hold, and what to type to have it."""
+    """What an image needs and the runs do not hold, and what to type to have it."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A snapshot: unit features of the probe, and which pictures of the source they are."""
+    """A snapshot: unit features of the probe, and which images of the source they are."""
 
     epoch: int
     indices: Int[Tensor, " n"]
@@ -47,7 +47,7 @@ class Run:
 
     >>> run = Run("runs/demo")
     >>> epochs, purity = run.series("purity")
-    >>> near, similarity = run.neighbours(run.epochs[-1], 10)
+    >>> near, similarity = run.neighbors(run.epochs[-1], 10)
     """
 
     def __init__(self, folder: Path | str, *, data: str | None = None) -> None:
@@ -147,11 +147,11 @@ class Run:
         old = found is not None and int(found[1]) < newest
         return f"judged after step {found[1]} of {newest}" if old and found is not None else ""
 
-    # The pictures
+    # The images
 
     @functools.cached_property
     def source(self) -> Source:
-        """The training pictures, as the run cut them; refused where they are others by now."""
+        """The training images, as the run cut them; refused where they are others by now."""
         return self._parts[0]
 
     @property
@@ -167,7 +167,7 @@ class Run:
             train, held = train_and_held_out(data.source, data.held_out, seed=seed)
         except (ValueError, OSError) as error:
             why = str(error).partition("; need")[0]
-            raise Lacking(f"{self.folder}: its pictures cannot be found ({why}); {say}") from None
+            raise Lacking(f"{self.folder}: its images cannot be found ({why}); {say}") from None
         known = self.environment.get("source")
         largest = -1
         if self.epochs:
@@ -175,18 +175,18 @@ class Run:
                 largest = int(self.moment(self.epochs[-1]).indices.max())
         if largest >= len(train) or (known and known != train.fingerprint()):
             raise Lacking(
-                f"{self.folder}: was trained on other pictures than the {len(train)} in "
+                f"{self.folder}: was trained on other images than the {len(train)} in "
                 f"{data.source} now; {say}"
             )
         return train, held
 
     def thumbnail(self, index: int, side: int) -> UInt8[Tensor, "side side 3"]:
-        """A training picture cut square from its centre; an unreadable one is grey."""
+        """A training image cut square from its center; an unreadable one is gray."""
         try:
-            picture = self.source.read(index)
+            image = self.source.read(index)
         except Unreadable:
             return torch.full((side, side, 3), 128, dtype=torch.uint8)
-        return square(picture, side)
+        return square(image, side)
 
     # The snapshots
 
@@ -218,9 +218,9 @@ class Run:
         indices, last = state["indices"], self.epochs[-1]
         if epoch != last and not torch.equal(indices, self.moment(last).indices):
             rows = {index: row for row, index in enumerate(indices.tolist())}
-            indices = self.moment(last).indices  # pictures became readable or unreadable meanwhile
+            indices = self.moment(last).indices  # images became readable or unreadable meanwhile
             if not set(indices.tolist()) <= set(rows):
-                raise Lacking(f"{self.snapshot(epoch)}: of other pictures than later ones")
+                raise Lacking(f"{self.snapshot(epoch)}: of other images than later ones")
             features = features[[rows[index] for index in indices.tolist()]]
         return Moment(epoch, indices, features)
 
@@ -243,10 +243,10 @@ class Run:
             return self.some_epochs(count)
         return [self.moment(epoch).epoch for epoch in wish]
 
-    def neighbours(
+    def neighbors(
         self, epoch: int, count: int
     ) -> tuple[Int[Tensor, "n count"], Float[Tensor, "n count"]]:
-        """The nearest others of each picture inside the probe: (rows of the probe, similarity)."""
+        """The nearest others of each image inside the probe: (rows of the probe, similarity)."""
         unit = self.moment(epoch).features
         count = min(count, len(unit) - 1)
         return nearest(unit, unit, count, leave_out=torch.arange(len(unit)))
@@ -260,28 +260,28 @@ class Run:
         return labels if bool((labels >= 0).any()) else None
 
     def pure(self, epoch: int, count: int = 10) -> Float[Tensor, " n"]:
-        """Share of each probe picture's nearest others that have its label."""
+        """Share of each probe image's nearest others that have its label."""
         labels = self.labels
         if labels is None:
             raise Lacking(f"{self.folder}: no labels, so no purity")
-        near, _ = self.neighbours(epoch, count)
+        near, _ = self.neighbors(epoch, count)
         return ((labels[near] == labels[:, None]) & (labels[:, None] >= 0)).float().mean(1)
 
     def clusters(self) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
-        """The assignment that `evaluate cluster` stored: (cluster, picture of the source)."""
+        """The assignment that `evaluate cluster` stored: (cluster, image of the source)."""
         path = self.journal.results / "cluster.npz"
-        count = "" if self.source.labelled else " --clusters 10"
+        count = "" if self.source.labeled else " --clusters 10"
         type_this = f"type: meanshift evaluate cluster {self.folder}{count}"
         try:
             with path.open("rb") as file, np.load(file) as held:
-                assigned, titles = torch.from_numpy(held["assigned"]), held["picture"]
+                assigned, titles = torch.from_numpy(held["assigned"]), held["image"]
         except FileNotFoundError:
             raise Lacking(f"{self.folder}: not clustered yet; {type_this}") from None
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise Lacking(f"{path}: cannot be read ({error}); {type_this}") from None
         place = {self.source.title(i): i for i in range(len(self.source))}
         if not all(str(title) in place for title in titles):
-            raise Lacking(f"{path}: of other pictures than the run's; {type_this}")
+            raise Lacking(f"{path}: of other images than the run's; {type_this}")
         return assigned, torch.tensor([place[str(title)] for title in titles])
 
 

@@ -1,4 +1,4 @@
-"""One look for all figures and pages: colours, type, mosaics, and files that are made alike."""
+"""One look for all figures and pages: colors, type, mosaics, and files that are made alike."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 INK, QUIET, RULE, PAPER = "#1f2430", "#5d6575", "#d9dde5", "#ffffff"
 ALARM = "#b3261e"
-COLOURS = (
+COLORS = (
     "#2f6fde", "#e0662b", "#2a9d6f", "#c23a6b", "#8a5bd0",
     "#a8780a", "#1794a8", "#8c5a3c", "#d957b9", "#7a8a1f",
 )  # fmt: skip
@@ -59,7 +59,7 @@ def style() -> None:
             "axes.spines.right": False,
             "axes.grid": True,
             "axes.axisbelow": True,
-            "axes.prop_cycle": cycler(color=COLOURS),
+            "axes.prop_cycle": cycler(color=COLORS),
             "grid.color": RULE,
             "grid.linewidth": 0.6,
             "lines.linewidth": 1.6,
@@ -76,29 +76,29 @@ def style() -> None:
 
 
 def pixels_of(image_size: int) -> tuple[int, int]:
-    """(side, scale) at which a small picture is drawn: about 64 pixels, never between pixels."""
+    """(side, scale) at which a small image is drawn: about 64 pixels, never between pixels."""
     side = min(64, image_size)
     return side, max(1, 64 // side)
 
 
 def sheet(
-    picture: NDArray[np.uint8], *, left: int = 8, top: int = 8, right: int = 8, bottom: int = 8
+    image: NDArray[np.uint8], *, left: int = 8, top: int = 8, right: int = 8, bottom: int = 8
 ) -> tuple[Figure, Axes]:
-    """A figure that shows a picture pixel for pixel between margins; its units are pixels."""
-    height, width = picture.shape[:2]
+    """A figure that shows an image pixel for pixel between margins; its units are pixels."""
+    height, width = image.shape[:2]
     wide, high = left + width + right, top + height + bottom
     drawn = figure(wide / DPI, high / DPI)
     drawn.set_layout_engine("none")
     axes = drawn.add_axes((left / wide, bottom / high, width / wide, height / high))
     extent = (0, width, height, 0)
-    axes.imshow(picture, interpolation="nearest", aspect="auto", extent=extent)
+    axes.imshow(image, interpolation="nearest", aspect="auto", extent=extent)
     axes.axis("off")
     axes.set_autoscale_on(False)
     return drawn, axes
 
 
 def short(name: str, most: int = 18) -> str:
-    """A name that fits beside a picture."""
+    """A name that fits beside an image."""
     name = " ".join(name.encode("utf-8", "replace").decode().split())
     return name if len(name) <= most else name[: most - 1] + "…"
 
@@ -106,7 +106,7 @@ def short(name: str, most: int = 18) -> str:
 def mosaic(
     cells: Sequence[Sequence[NDArray[np.uint8] | None]], *, gap: int = 2, scale: int = 1
 ) -> NDArray[np.uint8]:
-    """Rows of square pictures of one side as one picture on white; None leaves a cell empty.
+    """Rows of square images of one side as one image on white; None leaves a cell empty.
 
     Cell (row, column) begins at pixel `(side * scale + gap) * (row, column)`.
     """

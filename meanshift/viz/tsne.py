@@ -1,7 +1,7 @@
 """Maps of the probe: t-SNE of every snapshot, each begun where the one before it ended.
 
 So that points move and do not jump. An earlier map shapes a later one and never the reverse: no
-structure of the trained network can leak into the picture of the untrained one.
+structure of the trained network can leak into the image of the untrained one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class EpochMap:
 def draw_maps(
     run: Run, *, most: int = 2000, told: Callable[[int, int], None] | None = None
 ) -> list[EpochMap]:
-    """A map for each snapshot of a run, of `most` pictures at the most; kept in `RUN/maps/`."""
+    """A map for each snapshot of a run, of `most` images at the most; kept in `RUN/maps/`."""
     epochs = run.some_epochs()
     maps = []
     for done, one in enumerate(_chain(run, epochs, most)):
@@ -70,7 +70,7 @@ def _framed(maps: list[EpochMap]) -> list[EpochMap]:
 def _chain(run: Run, epochs: list[int], most: int) -> Iterator[EpochMap]:
     rows, before, key = _drawn(run, most), None, str(_DRAWN)
     if len(rows) < 5:
-        raise Lacking(f"{run.folder}: a map needs 5 pictures or more, the probe has {len(rows)}")
+        raise Lacking(f"{run.folder}: a map needs 5 images or more, the probe has {len(rows)}")
     for epoch in epochs:
         features = run.moment(epoch).features[rows]
         key = hashlib.sha256(key.encode() + features.numpy().tobytes()).hexdigest()[:16]
@@ -114,8 +114,8 @@ def _tsne(features: Tensor, before: Tensor | None) -> Float[Tensor, "n 2"]:
 
 
 def _principal(features: Tensor) -> Float[Tensor, "n 2"]:
-    centred = features - features.mean(0)
-    left, size, _ = torch.linalg.svd(centred, full_matrices=False)
+    centered = features - features.mean(0)
+    left, size, _ = torch.linalg.svd(centered, full_matrices=False)
     points = left[:, :2] * size[:2]
     return torch.nn.functional.pad(points, (0, 2 - points.shape[1]))
 

@@ -80,13 +80,13 @@ def test_another_baseline_would_be_noticed(pair):
 
 
 def test_the_baselines_views_are_of_the_papers_kind():
-    picture = Image.fromarray(open_source("sample")["train"].gather(torch.arange(1))[0].numpy())
+    image = Image.fromarray(open_source("sample")["train"].gather(torch.arange(1))[0].numpy())
     plain = Views(crop_area=(1.0, 1.0), flip=0.0, jitter=0.0, gray=1.0, blur=0.0)
-    weak, strong = authors.TwoCrops(plain, 24)(picture)
+    weak, strong = authors.TwoCrops(plain, 24)(image)
     assert weak.shape == strong.shape == (3, 24, 24)
     deviation, mean = (torch.tensor(v)[:, None, None] for v in (authors.DEVIATION, authors.MEAN))
     seen = strong * deviation + mean
-    assert torch.allclose(seen[0], seen[1], atol=1e-5)  # grey
+    assert torch.allclose(seen[0], seen[1], atol=1e-5)  # gray
     assert not torch.allclose(weak[0] * 0.229 + 0.485, weak[1] * 0.224 + 0.456, atol=1e-2)
 
 
@@ -168,9 +168,7 @@ def test_a_large_bank_tells_what_was_searched(monkeypatch):
     monkeypatch.setattr(searching, "resident", lambda _: next(peaks))
     told = first(searching.large_bank(2048))
     assert told["extra"] == 25 and told["changed"] == 1
-    assert (
-        calls == [torch.float32, torch.bfloat16] * 2
-    )  # once for the neighbours, once on the clock
+    assert calls == [torch.float32, torch.bfloat16] * 2  # once for the neighbors, once on the clock
 
 
 @pytest.mark.parametrize("name", ["ours", "torchvision"])
@@ -184,8 +182,8 @@ def test_photographs_to_views_in_three_ways(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "BATCH", 4)
     files.write_photographs(tmp_path / "photos", 5)
     pack(open_source(str(tmp_path / "photos")), tmp_path / "packed", name="photos")
-    with Image.open(tmp_path / "photos" / "class0" / "0000.jpg") as picture:
-        assert picture.size == (224, 224)
+    with Image.open(tmp_path / "photos" / "class0" / "0000.jpg") as image:
+        assert image.size == (224, 224)
     assert first(files.their_views(tmp_path / "photos", 9, 0)) > 0
     for folder in ("photos", "packed"):
         assert first(files.our_views(tmp_path / folder, 9, 0)) > 0
@@ -196,8 +194,8 @@ def test_each_way_makes_two_views_of_every_photograph(tmp_path, monkeypatch):
     files.write_photographs(tmp_path / "photos", 5)
     theirs, ours, call, finish = [], [], authors.TwoCrops.__call__, files.TwoViews.finish
 
-    def one(self, picture):
-        theirs.append(call(self, picture))
+    def one(self, image):
+        theirs.append(call(self, image))
         return theirs[-1]
 
     def batch(self, *of):
@@ -225,7 +223,7 @@ def test_large_views_are_cut_as_loader_workers_do(size, cut, monkeypatch):
 
 COST = {
     "views": 1, "online forward": 2, "target forward": 3, "search and loss": 4, "backward": 5,
-    "optimiser": 6, "target follows": 7, "bare": 8, "search": 9,
+    "optimizer": 6, "target follows": 7, "bare": 8, "search": 9,
 }  # fmt: skip
 
 
@@ -274,7 +272,7 @@ def test_the_parts_of_a_process_are_bytes_of_what_it_holds():
     told = first(memory.peak_and_parts(TINY, False))
     assert told["peak"] > told["Python and torch"] > 0
     assert told["bank"] == 64 * 16 * 4 + 2 * 64 * 8  # rows of 16 values, ids and labels
-    assert told["gradients"] == told["optimiser"] < told["weights"]
+    assert told["gradients"] == told["optimizer"] < told["weights"]
     assert told["views"] == 8 * 3 * 16**2 * (1 + 3 * 4)  # bytes, and three batches of floats
 
 
@@ -300,13 +298,13 @@ def test_growth_is_measured_and_drawn(tmp_path):
     assert len(points) == 2 and all(step > search > 0 for step, search in points)
     held = [(x, x * 1.0, x * 0.1) for x in (1, 2, 4, 8)]
     growth.draw(dict.fromkeys(growth.AXES, held), tmp_path)
-    with Image.open(tmp_path / "growth.png") as picture:
-        assert picture.width > 1000
+    with Image.open(tmp_path / "growth.png") as image:
+        assert image.width > 1000
 
 
 @pytest.mark.parametrize("decaying", [True, False])
 def test_features_are_unit_rows_with_or_without_structure(decaying, monkeypatch):
-    monkeypatch.setattr(judging, "PICTURES", 400)
+    monkeypatch.setattr(judging, "IMAGES", 400)
     monkeypatch.setattr(judging, "QUERIES", 100)
     train, test = judging.features(decaying=decaying)
     assert train.shape == (400, 512) and test.shape == (100, 512)
@@ -332,7 +330,7 @@ def test_features_of_a_file_are_searched_alone(tmp_path, capsys):
     assert [row.what for row in told] == [
         "20-NN, 40 x 9 x 12, features of mine.npz: / faiss flat"
     ] and len(told[0].ratios) == 2 and told[0].goal is None  # fmt: skip
-    assert "100.000% of the neighbours" in capsys.readouterr().out
+    assert "100.000% of the neighbors" in capsys.readouterr().out
 
 
 def test_the_speed_of_a_search_is_a_ratio_to_that_of_faiss(tmp_path, monkeypatch):

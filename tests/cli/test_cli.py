@@ -1,4 +1,4 @@
-"""The command line: its surface, its refusals, and whole runs on folders of tiny pictures."""
+"""The command line: its surface, its refusals, and whole runs on folders of tiny images."""
 
 import json
 import os
@@ -27,14 +27,14 @@ TINY = [
 ]
 
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-GREY = pytest.mark.filterwarnings("ignore:.*count as grey:UserWarning")  # said by the snapshots
+GREY = pytest.mark.filterwarnings("ignore:.*count as gray:UserWarning")  # said by the snapshots
 
 
 @pytest.fixture
-def photos(tmp_path, make_pictures):
-    """Two classes, with pictures to train on and others to judge with."""
+def photos(tmp_path, make_images):
+    """Two classes, with images to train on and others to judge with."""
     counts = {"train/a": 6, "train/b": 6, "val/a": 2, "val/b": 2}
-    return make_pictures(tmp_path / "photos", counts, size=(20, 24))
+    return make_images(tmp_path / "photos", counts, size=(20, 24))
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def contents(run):
 
 
 def spoil(folder, count):
-    for picture in sorted(folder.iterdir())[:count]:
-        picture.write_bytes(b"not a picture")
+    for image in sorted(folder.iterdir())[:count]:
+        image.write_bytes(b"not an image")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -154,7 +154,7 @@ def test_an_empty_folder_is_refused(call, tmp_path):
     empty.mkdir()
     code, _, err = call("pretrain", "small", "--data", empty, "--out", tmp_path / "run")
     assert code == 2
-    assert f"{empty}: no picture found" in err and ".jpg" in err
+    assert f"{empty}: no image found" in err and ".jpg" in err
 
 
 def test_a_pipe_closed_by_its_reader_is_no_error():
@@ -202,11 +202,11 @@ def test_a_finished_run_holds_what_the_plan_says(trained):
     assert (trained / "checkpoints" / "step-000000006.pt").is_file()
 
 
-def test_a_flat_folder_has_everything_but_purity_and_knn(call, tmp_path, make_pictures):
-    flat, run = make_pictures(tmp_path / "flat", {"": 12}, size=(20, 24)), tmp_path / "run"
+def test_a_flat_folder_has_everything_but_purity_and_knn(call, tmp_path, make_images):
+    flat, run = make_images(tmp_path / "flat", {"": 12}, size=(20, 24)), tmp_path / "run"
     code, out, err = call("pretrain", "small", "--data", flat, "--out", run, *TINY)
     assert code == 0 and f"finished: {run}" in out
-    assert "no labels" in err and "epoch 2/2" in err and "pictures/s" in err
+    assert "no labels" in err and "epoch 2/2" in err and "images/s" in err
     last = of_kind(run, "train")[-1]
     assert {"loss", "agreement", "effective_rank", "spread", "same_image"} <= set(last)
     assert "purity" not in last and of_kind(run, "monitor") == []
@@ -229,11 +229,11 @@ def test_a_changed_setting_is_refused(call, trained, photos):
     assert contents(trained) == before
 
 
-@pytest.mark.parametrize("other", ["pictures", "settings"])
+@pytest.mark.parametrize("other", ["images", "settings"])
 def test_a_refused_continuation_leaves_every_byte(call, trained, photos, other):
     before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
     changed = [*TINY, "--train.log_every", "3"]  # may change, but not when the run is refused
-    if other == "pictures":
+    if other == "images":
         shutil.copy(photos / "train/a/000.jpg", photos / "train/a/more.jpg")
     else:
         changed += ["--train.seed", "1"]
@@ -265,10 +265,10 @@ def test_evaluate_takes_a_checkpoint_file(call, trained):
     assert weights[0] != weights[1]
 
 
-def test_evaluate_judges_on_the_pictures_that_the_run_held_out(
-    call, tmp_path, make_pictures, monkeypatch
+def test_evaluate_judges_on_the_images_that_the_run_held_out(
+    call, tmp_path, make_images, monkeypatch
 ):
-    source, run = make_pictures(tmp_path / "all", {"a": 10, "b": 10}, size=(20, 24)), tmp_path / "r"
+    source, run = make_images(tmp_path / "all", {"a": 10, "b": 10}, size=(20, 24)), tmp_path / "r"
     kept = ["--data.held_out", "0.4", "--train.seed", "3", *TINY]
     assert call("pretrain", "small", "--data", source, "--out", run, *kept)[0] == 0
     judged, stored = [], context.stored
@@ -332,40 +332,40 @@ def test_bench_step_prints_phases_and_the_ratio(call):
     code, out, _ = call("bench", "step", *NETWORK, "--rounds", "1")
     assert code == 0
     shares = dict(re.findall(r"^  (\w[\w ]*?) +([\d.]+)%$", out, re.MULTILINE))
-    phases = "views,online forward,target forward,search and loss,backward,optimiser,target follows"
+    phases = "views,online forward,target forward,search and loss,backward,optimizer,target follows"
     assert list(shares) == phases.split(",")
     assert sum(map(float, shares.values())) == pytest.approx(100, abs=0.5)
     assert float(re.search(r"bare encoders.*: ([\d.]+)$", out.strip())[1]) > 0
 
 
 @GREY
-def test_few_bad_pictures_are_named_and_counted(call, photos, tmp_path):
+def test_few_bad_images_are_named_and_counted(call, photos, tmp_path):
     spoil(photos / "train" / "a", 1)
     run = tmp_path / "run"
     share = ["--data.bad_share", "0.5"]
     code, _, err = call("pretrain", "small", "--data", photos, "--out", run, *TINY, *share)
     assert code == 0
-    assert "1 of 12 pictures could not be read" in err
-    (warning,) = [w for w in lines(run / "warnings.jsonl") if w["kind"] == "bad picture"]
+    assert "1 of 12 images could not be read" in err
+    (warning,) = [w for w in lines(run / "warnings.jsonl") if w["kind"] == "bad image"]
     assert warning["file"].endswith("a/000.jpg") and warning["message"]
 
 
 @GREY
-def test_too_many_bad_pictures_stop_the_run_with_the_list(call, photos, tmp_path):
+def test_too_many_bad_images_stop_the_run_with_the_list(call, photos, tmp_path):
     spoil(photos / "train" / "b", 2)
     run = tmp_path / "run"
     share = ["--data.bad_share", "0.1"]
     code, _, err = call("pretrain", "small", "--data", photos, "--out", run, *TINY, *share)
     assert code == 2
     message = err.partition("meanshift: ")[2]
-    assert "2 of 12 pictures" in message and "--data.bad_share" in message
+    assert "2 of 12 images" in message and "--data.bad_share" in message
     assert "b/000.jpg" in message and "b/001.jpg" in message
 
 
 def test_the_advice_for_a_batch_that_is_too_large_can_be_followed(call, photos, tmp_path):
     command = ["pretrain", "small", "--data", photos, "--out", tmp_path / "run", *TINY]
     code, _, err = call(*command, "--train.batch_size", "16")
-    assert code == 2 and "12 pictures" in err
+    assert code == 2 and "12 images" in err
     advice = re.search(r"--train\.batch_size (\d+)", err)
     code, _, err = call(*command, *advice[0].split())
     assert code == 0, err

@@ -185,13 +185,13 @@ def test_out_of_range_says_got_and_need(path, value, wanted):
     assert "need" in message and wanted in message
 
 
-def test_byol_with_neighbours_says_what_to_type():
+def test_byol_with_neighbors_says_what_to_type():
     message = refusal("method.name", "byol").partition("need")[2]
     assert "--method.k 1" in message
     assert change(method__name="byol", method__k=1).method.k == 1
 
 
-def test_more_neighbours_than_the_bank_has_rows():
+def test_more_neighbors_than_the_bank_has_rows():
     message = refusal("method.k", 300, change(train__batch_size=100, method__bank_size=200))
     assert "got 300" in message and "200" in message and "--method.bank_size" in message
     assert change(method__k=300, method__bank_size=300).method.k == 300
@@ -203,7 +203,7 @@ def test_a_batch_larger_than_the_bank():
     assert change(method__bank_size=256).method.bank_size == 256
 
 
-def test_a_symmetric_step_adds_two_rows_a_picture():
+def test_a_symmetric_step_adds_two_rows_an_image():
     assert "512" in refusal("method.bank_size", 511, change(method__symmetric=True))
 
 
@@ -240,7 +240,7 @@ def test_every_setting_has_a_help_text():
     }
     assert set(SETTINGS) == fields
     assert all(len(text) > 10 for _, _, text in SETTINGS.values())
-    assert "neighbours" in SETTINGS["method.k"][2]
+    assert "neighbors" in SETTINGS["method.k"][2]
 
 
 def test_the_defaults_are_the_papers():

@@ -1,4 +1,4 @@
-"""Hugging Face datasets, mapped or streamed, give the pictures they were made from."""
+"""Hugging Face datasets, mapped or streamed, give the images they were made from."""
 
 import io
 import pickle
@@ -39,12 +39,12 @@ def _own_cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def photos(tmp_path, make_pictures):
-    return make_pictures(tmp_path / "photos", {"a": 7, "b": 6})
+def photos(tmp_path, make_images):
+    return make_images(tmp_path / "photos", {"a": 7, "b": 6})
 
 
 def dataset_of(root, **more):
-    """The dataset of a folder: pictures as bytes, their classes, and a column of no interest."""
+    """The dataset of a folder: images as bytes, their classes, and a column of no interest."""
     files = sorted(root.rglob("*.jpg"))
     columns = {
         "id": list(range(len(files))),
@@ -68,7 +68,7 @@ def parquet_of(dataset, path, rows=2):
 
 @pytest.fixture
 def parquet(tmp_path, photos):
-    """The pictures in two files of row groups of two."""
+    """The images in two files of row groups of two."""
     dataset = dataset_of(photos)
     for number, rows in enumerate((range(7), range(7, 13))):
         parquet_of(dataset.select(rows), tmp_path / f"parquet/part-{number}.parquet")
@@ -81,7 +81,7 @@ def open_one(spec):
     return splits["train"]
 
 
-def assert_same_pictures(ours, theirs):
+def assert_same_images(ours, theirs):
     assert len(ours) == len(theirs)
     for index in range(len(theirs)):
         assert torch.equal(ours.read(index), theirs.read(index))
@@ -89,7 +89,7 @@ def assert_same_pictures(ours, theirs):
 
 def assert_the_folder(source, photos):
     folder = FolderSource(photos)
-    assert_same_pictures(source, folder)
+    assert_same_images(source, folder)
     assert torch.equal(source.labels, folder.labels)
     assert source.classes == folder.classes
 
@@ -108,7 +108,7 @@ def test_a_saved_dataset_is_the_folder(tmp_path, photos):
     source = open_one(f"hf:{tmp_path / 'saved'}")
     assert_the_folder(source, photos)
     assert (source.title(3), source.blockwise) == ("#3", False)
-    assert_same_pictures(pickle.loads(pickle.dumps(source)), FolderSource(photos))
+    assert_same_images(pickle.loads(pickle.dumps(source)), FolderSource(photos))
     assert_same(drawn(source, 2), drawn(source, 0))
 
 
@@ -133,7 +133,7 @@ def test_splits_have_our_names_and_order(tmp_path, photos):
         open_source(f"hf:{tmp_path / 'other'}")
 
 
-def test_pictures_kept_as_paths_are_read_from_their_files(tmp_path, photos):
+def test_images_kept_as_paths_are_read_from_their_files(tmp_path, photos):
     files = [{"bytes": None, "path": str(file)} for file in sorted(photos.rglob("*.jpg"))]
     files[2] = None
     dataset_of(photos, image=files).save_to_disk(tmp_path / "saved")
@@ -151,7 +151,7 @@ def test_pictures_kept_as_paths_are_read_from_their_files(tmp_path, photos):
         source.read(2)
 
 
-def test_fingerprints_see_other_pictures_and_other_labels(tmp_path, photos):
+def test_fingerprints_see_other_images_and_other_labels(tmp_path, photos):
     images = [{"bytes": f.read_bytes(), "path": None} for f in sorted(photos.rglob("*.jpg"))]
     kinds = {"same": {}, "labels": {"label": [0] * 13}, "images": {"image": images[::-1]}}
     dataset_of(photos).save_to_disk(tmp_path / "first")
@@ -199,13 +199,13 @@ def test_splits_by_the_names_of_files_and_folders(tmp_path, photos, kind):
     assert [(split, len(source)) for split, source in splits.items()] == [
         ("train", 5), ("val", 2), ("test", 1)
     ]  # fmt: skip
-    assert_same_pictures(splits["train"], FolderSource(photos).take(torch.arange(5)))
+    assert_same_images(splits["train"], FolderSource(photos).take(torch.arange(5)))
 
 
 @pytest.mark.parametrize("kind", ["hf", "hf+stream"])
-def test_bad_pictures_are_unreadable_and_unknown_labels_stay_so(tmp_path, photos, kind):
+def test_bad_images_are_unreadable_and_unknown_labels_stay_so(tmp_path, photos, kind):
     images = [{"bytes": f.read_bytes(), "path": None} for f in sorted(photos.rglob("*.jpg"))]
-    images[1] = {"bytes": b"no picture", "path": None}
+    images[1] = {"bytes": b"no image", "path": None}
     images[2] = None
     dataset = dataset_of(photos, image=images, label=[0, None, -1, *[1] * 10])
     source = open_one(f"{kind}:{parquet_of(dataset, tmp_path / 'x.parquet')}")
@@ -223,7 +223,7 @@ def test_parquet_of_other_makers(tmp_path, photos, kind):
     table = {"number": list(range(13)), "jpg": contents, "labels": [3, *[1] * 12]}
     pq.write_table(pa.table(table), tmp_path / "x.parquet")
     source = open_one(f"{kind}:{tmp_path / 'x.parquet'}")
-    assert_same_pictures(source, FolderSource(photos))
+    assert_same_images(source, FolderSource(photos))
     assert source.classes == ["0", "1", "2", "3"]
     assert source.labels.tolist() == [3, *[1] * 12]
     pq.write_table(pa.table({"jpg": contents}), tmp_path / "bare.parquet")
@@ -231,7 +231,7 @@ def test_parquet_of_other_makers(tmp_path, photos, kind):
     pq.write_table(pa.table({"jpg": contents, "label": [-1] * 13}), tmp_path / "none.parquet")
     assert open_one(f"{kind}:{tmp_path / 'none.parquet'}").labels is None
     pq.write_table(pa.table({"text": ["a"], "n": [1]}), tmp_path / "text.parquet")
-    with pytest.raises(ValueError, match="has the columns text, n; need one of pictures"):
+    with pytest.raises(ValueError, match="has the columns text, n; need one of images"):
         open_source(f"{kind}:{tmp_path / 'text.parquet'}")
     pq.write_table(pa.table({"jpg": contents, "label": [10**7] * 13}), tmp_path / "far.parquet")
     with pytest.raises(ValueError, match="a label is 10000000; need classes numbered from 0"):
@@ -326,7 +326,7 @@ def test_a_cut_of_a_stream_keeps_to_its_row_groups(parquet):
 
 
 def test_files_of_several_datasets_are_refused(parquet, photos):
-    dataset = dataset_of(photos).rename_column("image", "picture")
+    dataset = dataset_of(photos).rename_column("image", "image")
     parquet_of(dataset, parquet / "part-2.parquet")
     with pytest.raises(ValueError, match=r"part-2\.parquet has not the columns .* part-0\.parquet"):
         open_source(f"hf+stream:{parquet}")
@@ -339,7 +339,7 @@ def test_a_stream_of_nothing_is_refused(tmp_path, spec):
         open_source(spec.format(tmp_path))
 
 
-def test_damaged_parquet_is_an_error_and_no_bad_picture(parquet):
+def test_damaged_parquet_is_an_error_and_no_bad_image(parquet):
     path = parquet / "part-0.parquet"
     source = open_one(f"hf+stream:{path}")
     content = bytearray(path.read_bytes())

@@ -32,21 +32,21 @@ def table(tmp_path):
 
 
 @pytest.fixture
-def flat(tmp_path, make_pictures):
-    return make_pictures(tmp_path / "photos", {"": 3}, size=(6, 6))
+def flat(tmp_path, make_images):
+    return make_images(tmp_path / "photos", {"": 3}, size=(6, 6))
 
 
 @pytest.fixture
-def split(tmp_path, make_pictures):
-    """Two splits without class folders; no two pictures have the same name."""
-    root = make_pictures(tmp_path / "photos", {"train": 3, "val": 2}, size=(6, 6))
+def split(tmp_path, make_images):
+    """Two splits without class folders; no two images have the same name."""
+    root = make_images(tmp_path / "photos", {"train": 3, "val": 2}, size=(6, 6))
     for index in range(2):
         (root / f"val/{index:03d}.jpg").rename(root / f"val/1{index:02d}.jpg")
     return root
 
 
 def labels_of(source):
-    """The label of each picture by its name, as words."""
+    """The label of each image by its name, as words."""
     return {
         source.title(index): source.classes[label] if label >= 0 else None
         for index, label in enumerate(source.labels.tolist())
@@ -149,7 +149,7 @@ def test_labels_csv_at_the_top_is_taken_by_itself(flat, table):
     shutil.move(table("file,label\n000.jpg,a\n001.jpg,b\n002.jpg,a\n"), flat / "labels.csv")
     source = open_source(str(flat))["train"]
     assert source.labels.tolist() == [0, 1, 0]
-    assert len(source) == 3  # the CSV is no picture
+    assert len(source) == 3  # the CSV is no image
 
 
 def test_a_csv_that_is_given_goes_before_labels_csv(flat, table):
@@ -158,8 +158,8 @@ def test_a_csv_that_is_given_goes_before_labels_csv(flat, table):
     assert open_source(str(flat), labels=path)["train"].classes == ["x", "y"]
 
 
-def test_a_csv_goes_before_the_class_folders(tmp_path, make_pictures, table):
-    root = make_pictures(tmp_path / "photos", {"monday": 2, "tuesday": 1}, size=(6, 6))
+def test_a_csv_goes_before_the_class_folders(tmp_path, make_images, table):
+    root = make_images(tmp_path / "photos", {"monday": 2, "tuesday": 1}, size=(6, 6))
     assert open_source(str(root))["train"].classes == ["monday", "tuesday"]
     path = table("file,label\nmonday/000.jpg,cat\nmonday/001.jpg,dog\ntuesday/000.jpg,cat\n")
     source = open_source(str(root), labels=path)["train"]
@@ -169,9 +169,9 @@ def test_a_csv_goes_before_the_class_folders(tmp_path, make_pictures, table):
     assert open_source(str(root))["train"].labels.tolist() == [0, 1, 0]
 
 
-def test_pictures_without_a_label_are_unknown_and_counted(flat, table):
+def test_images_without_a_label_are_unknown_and_counted(flat, table):
     path = table("file,label\n000.jpg,\n002.jpg,cat\n")
-    with pytest.warns(UserWarning, match=r"labels 1 files, 1 of them among the 3 pictures") as told:
+    with pytest.warns(UserWarning, match=r"labels 1 files, 1 of them among the 3 images") as told:
         source = open_source(str(flat), labels=path)["train"]
     assert source.labels.tolist() == [-1, -1, 0]
     assert source.classes == ["cat"]
@@ -181,12 +181,12 @@ def test_pictures_without_a_label_are_unknown_and_counted(flat, table):
 
 def test_files_that_are_not_there_are_counted(flat, table):
     lines = "".join(f"{index:03d}.jpg,{'ab'[index % 2]}\n" for index in range(5))
-    with pytest.warns(UserWarning, match=r"labels 5 files, 3 of them among the 3 pictures"):
+    with pytest.warns(UserWarning, match=r"labels 5 files, 3 of them among the 3 images"):
         source = open_source(str(flat), labels=table(f"file,label\n{lines}"))["train"]
     assert source.labels.tolist() == [0, 1, 0]
 
 
-def test_a_csv_that_knows_none_of_the_pictures_is_refused(flat, table):
+def test_a_csv_that_knows_none_of_the_images_is_refused(flat, table):
     path = table("file,label\nx/000.jpg,a\nx/001.jpg,b\n")
     with pytest.raises(
         ValueError, match=r"none of the 2 files .* the first is x/000\.jpg; need paths inside"
@@ -226,8 +226,8 @@ def test_one_csv_labels_all_splits(split, table, front, given):
 
 @pytest.mark.parametrize("front", [True, False], ids=["split in front", "bare"])
 @pytest.mark.parametrize("given", [True, False], ids=["given", "labels.csv"])
-def test_train_alone_may_have_a_csv_beside_it(tmp_path, make_pictures, table, front, given):
-    root = make_pictures(tmp_path / "photos", {"train": 2}, size=(6, 6))
+def test_train_alone_may_have_a_csv_beside_it(tmp_path, make_images, table, front, given):
+    root = make_images(tmp_path / "photos", {"train": 2}, size=(6, 6))
     inside = "train/" if front else ""
     path = table(f"file,label\n{inside}000.jpg,b\n{inside}001.jpg,a\n")
     if not given:
@@ -236,16 +236,16 @@ def test_train_alone_may_have_a_csv_beside_it(tmp_path, make_pictures, table, fr
     assert labels_of(source) == {"000.jpg": "b", "001.jpg": "a"}
 
 
-def test_the_split_in_front_tells_pictures_of_one_name_apart(tmp_path, make_pictures, table):
-    root = make_pictures(tmp_path / "photos", {"train": 1, "val": 1}, size=(6, 6))
+def test_the_split_in_front_tells_images_of_one_name_apart(tmp_path, make_images, table):
+    root = make_images(tmp_path / "photos", {"train": 1, "val": 1}, size=(6, 6))
     path = table("file,label\ntrain/000.jpg,cat\nval/000.jpg,dog\n")
     splits = open_source(str(root), labels=path)
     assert labels_of(splits["train"]) == {"000.jpg": "cat"}
     assert labels_of(splits["val"]) == {"000.jpg": "dog"}
 
 
-def test_a_bare_name_that_two_splits_have_is_refused(tmp_path, make_pictures, table):
-    root = make_pictures(tmp_path / "photos", {"train": 2, "val": 1}, size=(6, 6))
+def test_a_bare_name_that_two_splits_have_is_refused(tmp_path, make_images, table):
+    root = make_images(tmp_path / "photos", {"train": 2, "val": 1}, size=(6, 6))
     path = table("file,label\n000.jpg,cat\n001.jpg,dog\n")
     with pytest.raises(ValueError, match=r"000\.jpg is in more than one of train, val; .*in front"):
         open_source(str(root), labels=path)
@@ -257,7 +257,7 @@ def test_classes_have_one_number_in_all_splits_whatever_they_hold(split, table):
     path = table(
         "file,label\ntrain/000.jpg,z\ntrain/001.jpg,m\ntrain/002.jpg,m\nval/100.jpg,z\nval/101.jpg,"
     )
-    with pytest.warns(UserWarning, match="labels 4 files, 4 of them among the 5 pictures"):
+    with pytest.warns(UserWarning, match="labels 4 files, 4 of them among the 5 images"):
         splits = open_source(str(split), labels=path)
     assert splits["train"].labels.tolist() == [1, 0, 0]
     assert splits["val"].labels.tolist() == [1, -1]
@@ -279,9 +279,7 @@ def test_a_csv_is_refused_where_there_is_no_folder(tmp_path, table, spec):
     np.save(tmp_path / "a.npy", pixels)
     np.savez(tmp_path / "a.npz", x=pixels)
     spec = str(tmp_path / spec) if spec.startswith("a.") else spec
-    with pytest.raises(
-        ValueError, match=r"table\.csv: .*for folders of pictures, not for "
-    ) as told:
+    with pytest.raises(ValueError, match=r"table\.csv: .*for folders of images, not for ") as told:
         open_source(spec, labels=path)
     assert spec in str(told.value)
 
@@ -348,7 +346,7 @@ def test_a_cut_is_a_function_of_the_seed():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_each_picture_is_as_likely_as_another():
+def test_each_image_is_as_likely_as_another():
     labels = torch.tensor([0] * 60 + [1] * 20)
     drawn = torch.stack([stratified(labels, 20, seed=s).bincount(minlength=80) for s in range(200)])
     often = drawn.float().mean(0)  # a quarter; five deviations of 200 draws are 0.15
@@ -361,7 +359,7 @@ def test_a_smaller_cut_of_the_same_seed_lies_in_a_larger_one():
     assert small < large
 
 
-def test_classes_need_no_pictures_of_every_number():
+def test_classes_need_no_images_of_every_number():
     labels = torch.tensor([7, 2, 7, 2, 7, 7])
     assert labels[stratified(labels, 3, seed=0)].bincount().tolist() == [0, 0, 1, 0, 0, 0, 0, 2]
 
@@ -369,7 +367,7 @@ def test_classes_need_no_pictures_of_every_number():
 @pytest.mark.parametrize("count", [-1, 0, 1, 2, 10])
 def test_a_cut_that_cannot_be_is_refused(count):
     with pytest.raises(
-        ValueError, match=rf"a cut of {count} pictures out of 9 of 3 classes; need at least one a"
+        ValueError, match=rf"a cut of {count} images out of 9 of 3 classes; need at least one a"
     ):
         stratified(torch.arange(9) % 3, count, seed=0)
 
@@ -377,7 +375,7 @@ def test_a_cut_that_cannot_be_is_refused(count):
 # Contents: what a cache of features depends on
 
 
-def test_contents_see_a_pixel_where_a_fingerprint_looks_at_some_pictures():
+def test_contents_see_a_pixel_where_a_fingerprint_looks_at_some_images():
     pixels = np.zeros((1500, 2, 2), np.uint8)
     source = ArraySource(pixels, None, name="toy")
     before = source.contents(), source.fingerprint()
@@ -406,7 +404,7 @@ def test_contents_of_a_mapped_file_see_what_was_written_anew_without_reading_it_
     prints = [open_source(str(path))["train"].contents() for _ in range(2)]
     assert prints[0] == prints[1]
     told = path.stat()
-    pixels[1, 0, 0, 0] ^= 1  # a picture that the fingerprint does not look at
+    pixels[1, 0, 0, 0] ^= 1  # an image that the fingerprint does not look at
     np.save(path, pixels)
     os.utime(path, ns=(told.st_atime_ns, told.st_mtime_ns + 1))
     assert open_source(str(path))["train"].contents() != prints[0]
@@ -460,21 +458,21 @@ def load(source, start, stop, *, batch_size=4, partial=True, workers=0):
     return list(batches(source, two.crop, seed=3, start=start, stop=stop, **options))
 
 
-def numbered(kind, root, make_pictures):
+def numbered(kind, root, make_images):
     if kind == "folder":
-        return FolderSource(make_pictures(root, {"a": 5, "b": 6}, size=(6, 6)))
+        return FolderSource(make_images(root, {"a": 5, "b": 6}, size=(6, 6)))
     pixels = np.random.default_rng(0).integers(0, 256, (11, 6, 6, 3), dtype=np.uint8)
     return ArraySource(pixels, np.arange(11) % 2, name="toy")
 
 
 @pytest.fixture(params=["folder", "arrays"])
-def eleven(request, tmp_path, make_pictures):
-    return numbered(request.param, tmp_path / "eleven", make_pictures)
+def eleven(request, tmp_path, make_images):
+    return numbered(request.param, tmp_path / "eleven", make_images)
 
 
 def tensors(batch):
-    pictures = batch.pictures if isinstance(batch.pictures, list) else [batch.pictures]
-    return [batch.ids, batch.labels, *pictures]
+    images = batch.images if isinstance(batch.images, list) else [batch.images]
+    return [batch.ids, batch.labels, *images]
 
 
 def assert_same(some, others):
@@ -485,7 +483,7 @@ def assert_same(some, others):
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 5, 10, 11, 20])
-def test_an_epoch_has_each_picture_exactly_once(eleven, batch_size):
+def test_an_epoch_has_each_image_exactly_once(eleven, batch_size):
     steps = steps_an_epoch(eleven, batch_size, partial=True)
     assert steps == -(-11 // batch_size)
     loaded = load(eleven, 0, 3 * steps, batch_size=batch_size)
@@ -501,7 +499,7 @@ def test_an_epoch_has_each_picture_exactly_once(eleven, batch_size):
     assert len(set(map(tuple, orders))) == 3
 
 
-def test_incomplete_batches_hold_the_pictures_of_their_ids(eleven):
+def test_incomplete_batches_hold_the_images_of_their_ids(eleven):
     two = TwoViews(Views(), 3, 16)
     for batch in load(eleven, 0, 6):
         assert torch.equal(batch.labels, eleven.labels[batch.ids])
@@ -520,8 +518,8 @@ def test_a_start_in_the_middle_gives_the_same_incomplete_batches(eleven):
         assert_same(load(eleven, start, 8), whole[start:])
 
 
-def test_workers_change_nothing_of_incomplete_batches(tmp_path, make_pictures):
-    source = numbered("folder", tmp_path, make_pictures)
+def test_workers_change_nothing_of_incomplete_batches(tmp_path, make_images):
+    source = numbered("folder", tmp_path, make_images)
     assert_same(load(source, 1, 6, workers=2), load(source, 1, 6))
 
 
@@ -532,14 +530,14 @@ def test_whole_batches_are_the_same_with_and_without_the_incomplete_one(eleven):
 
 
 def test_a_batch_larger_than_the_source_is_the_whole_source(eleven):
-    with pytest.raises(ValueError, match="11 pictures do not fill one batch of 12"):
+    with pytest.raises(ValueError, match="11 images do not fill one batch of 12"):
         load(eleven, 0, 1, batch_size=12, partial=False)
     (batch,) = load(eleven, 0, 1, batch_size=12)
     assert sorted(batch.ids.tolist()) == list(range(11))
 
 
-def test_a_csv_of_another_kind_that_lies_in_the_folder_is_not_used(tmp_path, make_pictures):
-    make_pictures(tmp_path, {"a": 2, "b": 2})
+def test_a_csv_of_another_kind_that_lies_in_the_folder_is_not_used(tmp_path, make_images):
+    make_images(tmp_path, {"a": 2, "b": 2})
     (tmp_path / "labels.csv").write_text("id,breed\n000,pug\n")
     with pytest.warns(UserWarning, match=r"begins with 'id,breed', not file,label: not used"):
         source = open_source(str(tmp_path))["train"]

@@ -1,4 +1,4 @@
-"""Sources of every kind give the right pictures and labels; what is wrong is named."""
+"""Sources of every kind give the right images and labels; what is wrong is named."""
 
 import shutil
 import struct
@@ -13,7 +13,7 @@ from PIL import Image
 from meanshift.config import Views
 from meanshift.data import Unreadable, hold_out, open_source, train_and_held_out
 from meanshift.data.arrays import ArraySource
-from meanshift.data.decode import read_picture
+from meanshift.data.decode import read_image
 from meanshift.data.folder import FolderSource
 from meanshift.data.loader import batches
 from meanshift.transforms.augment import TwoViews
@@ -37,22 +37,22 @@ def truncate(path):
     return write(path, path.read_bytes()[:200])
 
 
-def labelled(counts):
-    """An array source with so many pictures of each class."""
+def labeled(counts):
+    """An array source with so many images of each class."""
     labels = np.repeat(np.arange(len(counts)), counts)
     return ArraySource(np.zeros((len(labels), 2, 2), np.uint8), labels, name="toy")
 
 
 def numbers_of(source):
-    """Which pictures of an array source (or of a cut of it) these are."""
+    """Which images of an array source (or of a cut of it) these are."""
     return {int(title[1:]) for title in titles(source)}
 
 
 # Folders
 
 
-def test_subfolders_are_classes_in_the_order_of_their_names(tmp_path, make_pictures):
-    source = open_source(str(make_pictures(tmp_path, {"pear": 2, "apple": 3})))["train"]
+def test_subfolders_are_classes_in_the_order_of_their_names(tmp_path, make_images):
+    source = open_source(str(make_images(tmp_path, {"pear": 2, "apple": 3})))["train"]
     assert source.classes == ["apple", "pear"]
     assert source.labels.tolist() == [0, 0, 0, 1, 1]
     apples = [f"apple/{index:03d}.jpg" for index in range(3)]
@@ -61,34 +61,34 @@ def test_subfolders_are_classes_in_the_order_of_their_names(tmp_path, make_pictu
     assert source.read(0).dtype == torch.uint8
 
 
-def test_a_flat_folder_has_no_labels(tmp_path, make_pictures):
-    source = open_source(str(make_pictures(tmp_path, {"": 3})))["train"]
+def test_a_flat_folder_has_no_labels(tmp_path, make_images):
+    source = open_source(str(make_images(tmp_path, {"": 3})))["train"]
     assert len(source) == 3
     assert source.labels is None
     assert source.classes == []
 
 
-def test_one_subfolder_is_no_class(tmp_path, make_pictures):
-    source = open_source(str(make_pictures(tmp_path, {"everything": 3})))["train"]
+def test_one_subfolder_is_no_class(tmp_path, make_images):
+    source = open_source(str(make_images(tmp_path, {"everything": 3})))["train"]
     assert len(source) == 3
     assert source.labels is None
 
 
-def test_a_picture_at_the_top_makes_the_subfolders_mere_storage(tmp_path, make_pictures):
-    source = open_source(str(make_pictures(tmp_path, {"a": 2, "b": 2, "": 1})))["train"]
+def test_an_image_at_the_top_makes_the_subfolders_mere_storage(tmp_path, make_images):
+    source = open_source(str(make_images(tmp_path, {"a": 2, "b": 2, "": 1})))["train"]
     assert len(source) == 5
     assert source.labels is None
 
 
-def test_nested_folders_belong_to_the_class_at_the_top(tmp_path, make_pictures):
-    make_pictures(tmp_path, {"a/2019/may": 1, "a/2020": 2, "b/x": 1})
+def test_nested_folders_belong_to_the_class_at_the_top(tmp_path, make_images):
+    make_images(tmp_path, {"a/2019/may": 1, "a/2020": 2, "b/x": 1})
     source = open_source(str(tmp_path))["train"]
     assert source.classes == ["a", "b"]
     assert source.labels.tolist() == [0, 0, 0, 1]
 
 
-def test_train_val_and_test_are_splits(tmp_path, make_pictures):
-    make_pictures(tmp_path, {"train/a": 3, "train/b": 2, "val/a": 1, "val/b": 1, "test/a": 1})
+def test_train_val_and_test_are_splits(tmp_path, make_images):
+    make_images(tmp_path, {"train/a": 3, "train/b": 2, "val/a": 1, "val/b": 1, "test/a": 1})
     splits = open_source(str(tmp_path))
     assert list(splits) == ["train", "val", "test"]
     assert [len(part) for part in splits.values()] == [5, 2, 1]
@@ -98,20 +98,20 @@ def test_train_val_and_test_are_splits(tmp_path, make_pictures):
     assert len(train_and_held_out(str(tmp_path), "none", seed=0)[0]) == 5
 
 
-def test_a_folder_that_holds_only_train_is_that_split(tmp_path, make_pictures):
-    make_pictures(tmp_path, {"train/a": 2, "train/b": 2})
+def test_a_folder_that_holds_only_train_is_that_split(tmp_path, make_images):
+    make_images(tmp_path, {"train/a": 2, "train/b": 2})
     assert open_source(str(tmp_path))["train"].classes == ["a", "b"]
 
 
-def test_train_beside_other_folders_is_a_class(tmp_path, make_pictures):
-    make_pictures(tmp_path, {"train": 2, "other": 2})
+def test_train_beside_other_folders_is_a_class(tmp_path, make_images):
+    make_images(tmp_path, {"train": 2, "other": 2})
     splits = open_source(str(tmp_path))
     assert list(splits) == ["train"]
     assert splits["train"].classes == ["other", "train"]
 
 
-def test_hidden_files_and_other_files_are_passed_over(tmp_path, make_pictures):
-    make_pictures(tmp_path, {"a": 1, "b": 1, ".cache": 1, "a/.thumbs": 1})
+def test_hidden_files_and_other_files_are_passed_over(tmp_path, make_images):
+    make_images(tmp_path, {"a": 1, "b": 1, ".cache": 1, "a/.thumbs": 1})
     shutil.copy(tmp_path / "a/000.jpg", tmp_path / "a/._000.jpg")
     write(tmp_path / "notes.txt", b"hello")
     write(tmp_path / "a/Thumbs.db", b"hello")
@@ -121,9 +121,7 @@ def test_hidden_files_and_other_files_are_passed_over(tmp_path, make_pictures):
 
 def test_an_empty_folder_says_what_it_needs(tmp_path):
     write(tmp_path / "notes.txt", b"hello")
-    with pytest.raises(
-        ValueError, match=r"no picture found; need files ending in .*\.jpg"
-    ) as caught:
+    with pytest.raises(ValueError, match=r"no image found; need files ending in .*\.jpg") as caught:
         open_source(str(tmp_path))
     assert str(tmp_path) in str(caught.value)
 
@@ -138,19 +136,19 @@ def test_what_is_no_source_is_refused_with_what_is(tmp_path):
 # Decoding
 
 
-def saved(path, picture, **options):
-    picture.save(path, **options)
-    return read_picture(path).permute(1, 2, 0).numpy()
+def saved(path, image, **options):
+    image.save(path, **options)
+    return read_image(path).permute(1, 2, 0).numpy()
 
 
 def test_rgb_comes_through_unchanged(tmp_path):
     assert np.array_equal(saved(tmp_path / "a.png", Image.fromarray(PIXELS[0])), PIXELS[0])
 
 
-def test_grey_is_repeated_in_three_channels(tmp_path):
-    grey = PIXELS[0, ..., 0]
-    pixels = saved(tmp_path / "a.png", Image.fromarray(grey))
-    assert np.array_equal(pixels, np.stack([grey] * 3, 2))
+def test_gray_is_repeated_in_three_channels(tmp_path):
+    gray = PIXELS[0, ..., 0]
+    pixels = saved(tmp_path / "a.png", Image.fromarray(gray))
+    assert np.array_equal(pixels, np.stack([gray] * 3, 2))
 
 
 def test_black_and_white_of_one_bit(tmp_path):
@@ -159,7 +157,7 @@ def test_black_and_white_of_one_bit(tmp_path):
     assert np.array_equal(pixels[..., 0], np.where(bits, 255, 0))
 
 
-def test_palettes_give_their_colours(tmp_path):
+def test_palettes_give_their_colors(tmp_path):
     palette = Image.new("P", (2, 1))
     palette.putpalette([255, 0, 0, 0, 0, 255])
     palette.putpixel((1, 0), 1)
@@ -174,7 +172,7 @@ def test_alpha_lies_on_white(tmp_path):
     assert pixels.tolist() == [[[255, 255, 255], [200, 0, 0], [127, 127, 127]]]
 
 
-def test_grey_with_alpha_lies_on_white(tmp_path):
+def test_gray_with_alpha_lies_on_white(tmp_path):
     alpha = np.array([[[90, 0], [90, 255]]], np.uint8)
     pixels = saved(tmp_path / "a.png", Image.fromarray(alpha))
     assert pixels.tolist() == [[[255] * 3, [90] * 3]]
@@ -186,7 +184,7 @@ def test_cmyk_becomes_rgb(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["png", "tiff"])
-def test_16_bit_grey_is_scaled_and_not_clipped(tmp_path, suffix):
+def test_16_bit_gray_is_scaled_and_not_clipped(tmp_path, suffix):
     deep = np.array([[0, 255, 256, 1000, 32768, 65535]], np.uint16)
     pixels = saved(tmp_path / f"a.{suffix}", Image.fromarray(deep))
     assert pixels[0, :, 0].tolist() == [0, 0, 1, 3, 128, 255]
@@ -204,7 +202,7 @@ def test_exif_rotation_is_applied(tmp_path, orientation, turns):
     assert np.abs(upright.astype(int) - np.rot90(photo, turns)).mean() < 12
 
 
-def test_pictures_of_one_pixel_width(tmp_path):
+def test_images_of_one_pixel_width(tmp_path):
     assert saved(tmp_path / "a.png", Image.fromarray(PIXELS[0, :, :1])).shape == (6, 1, 3)
     assert saved(tmp_path / "b.png", Image.fromarray(PIXELS[0, :1])).shape == (1, 8, 3)
 
@@ -217,10 +215,10 @@ def test_the_content_counts_and_not_the_suffix(tmp_path):
 @pytest.mark.parametrize(
     "kind", ["truncated", "text", "empty", "missing", "float", "beyond 16 bits"]
 )
-def test_what_cannot_be_read_is_named(tmp_path, make_pictures, kind):
+def test_what_cannot_be_read_is_named(tmp_path, make_images, kind):
     path = tmp_path / "bad.jpg"
     if kind == "truncated":
-        make_pictures(tmp_path, {"": 1})
+        make_images(tmp_path, {"": 1})
         (tmp_path / "000.jpg").rename(path)
         truncate(path)
     elif kind == "float":
@@ -230,7 +228,7 @@ def test_what_cannot_be_read_is_named(tmp_path, make_pictures, kind):
     elif kind != "missing":
         write(path, b"hello" if kind == "text" else b"")
     with pytest.raises(Unreadable) as caught:
-        read_picture(path)
+        read_image(path)
     assert caught.value.title == str(path)
     assert len(caught.value.why) > 10
 
@@ -276,10 +274,10 @@ def test_npy_is_mapped_and_has_no_labels(tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["nhw", "nhw1", "n1hw"])
-def test_grey_arrays_have_three_channels(layout):
-    grey = PIXELS[..., 0]
-    given = {"nhw": grey, "nhw1": grey[..., None], "n1hw": grey[:, None]}[layout]
-    assert_holds(ArraySource(given, None, name="x"), np.stack([grey] * 3, 3), None)
+def test_gray_arrays_have_three_channels(layout):
+    gray = PIXELS[..., 0]
+    given = {"nhw": gray, "nhw1": gray[..., None], "n1hw": gray[:, None]}[layout]
+    assert_holds(ArraySource(given, None, name="x"), np.stack([gray] * 3, 3), None)
 
 
 def test_channels_may_come_second():
@@ -322,11 +320,11 @@ def test_arrays_of_other_shapes_are_refused(shape):
     ids=["too few", "fractions", "one-hot", "text", "a single number"],
 )
 def test_bad_labels_are_refused(labels):
-    with pytest.raises(ValueError, match=r"x: labels of shape .*; need one whole number a picture"):
+    with pytest.raises(ValueError, match=r"x: labels of shape .*; need one whole number an image"):
         ArraySource(PIXELS, labels, name="x")
 
 
-def test_an_npz_without_pictures_says_what_it_found(tmp_path):
+def test_an_npz_without_images_says_what_it_found(tmp_path):
     np.savez(tmp_path / "a.npz", weights=PIXELS)
     with pytest.raises(ValueError, match=r"found the arrays weights; need x_train"):
         open_source(str(tmp_path / "a.npz"))
@@ -386,23 +384,23 @@ def write_idx(path, array):
 
 
 def test_a_named_dataset_of_arrays_that_is_there(tmp_path, monkeypatch):
-    grey = RANDOM.integers(0, 256, (30, 28, 28), dtype=np.uint8)
+    gray = RANDOM.integers(0, 256, (30, 28, 28), dtype=np.uint8)
     labels = (np.arange(30) % 10).astype(np.uint8)
     raw = tmp_path / "MNIST" / "raw"
     for split, part in (("train", slice(0, 20)), ("t10k", slice(20, 30))):
-        for name, array in (("images-idx3", grey[part]), ("labels-idx1", labels[part])):
+        for name, array in (("images-idx3", gray[part]), ("labels-idx1", labels[part])):
             write_idx(raw / f"{split}-{name}-ubyte", array)
     monkeypatch.setenv("MEANSHIFT_DATA", str(tmp_path))
     splits = open_source("mnist")
     assert list(splits) == ["train", "test"]
     assert splits["train"].uniform
-    assert_holds(splits["train"], np.stack([grey[:20]] * 3, 3), labels[:20])
-    assert_holds(splits["test"], np.stack([grey[20:]] * 3, 3), labels[20:])
+    assert_holds(splits["train"], np.stack([gray[:20]] * 3, 3), labels[:20])
+    assert_holds(splits["test"], np.stack([gray[20:]] * 3, 3), labels[20:])
     assert splits["train"].classes[7] == "7 - seven"
 
 
-def test_a_named_dataset_of_files_that_is_there(tmp_path, monkeypatch, make_pictures):
-    root = make_pictures(tmp_path / "eurosat" / "2750", {"Forest": 2, "River": 1})
+def test_a_named_dataset_of_files_that_is_there(tmp_path, monkeypatch, make_images):
+    root = make_images(tmp_path / "eurosat" / "2750", {"Forest": 2, "River": 1})
     write(root / "River" / "001.jpg", b"hello")
     monkeypatch.setenv("MEANSHIFT_DATA", str(tmp_path))
     splits = open_source("eurosat")
@@ -410,19 +408,19 @@ def test_a_named_dataset_of_files_that_is_there(tmp_path, monkeypatch, make_pict
     source = splits["train"]
     assert source.classes == ["Forest", "River"]
     assert source.labels.tolist() == [0, 0, 1, 1]
-    assert torch.equal(source.read(2), read_picture(root / "River" / "000.jpg"))
+    assert torch.equal(source.read(2), read_image(root / "River" / "000.jpg"))
     with pytest.raises(Unreadable, match=r"River/001.jpg"):  # a number would not help to find it
         source.read(3)
 
 
-def test_unlabelled_named_data_has_no_labels(monkeypatch):
-    class Unlabelled:
+def test_unlabeled_named_data_has_no_labels(monkeypatch):
+    class Unlabeled:
         def __init__(self, _root, *, split, **_):
             self.classes = ["cat", "dog", "fox"]
             self.data = PIXELS.transpose(0, 3, 1, 2)
             self.labels = np.full(12, -1) if split == "unlabeled" else LABELS
 
-    monkeypatch.setattr(torchvision.datasets, "STL10", Unlabelled)
+    monkeypatch.setattr(torchvision.datasets, "STL10", Unlabeled)
     splits = open_source("stl10")
     assert_holds(splits["train"], PIXELS, None)
     assert_holds(splits["test"], PIXELS, LABELS)
@@ -436,15 +434,15 @@ def test_the_sample_is_balanced():
         assert part.labels.bincount().tolist() == [count] * 10
         assert part.gather(torch.arange(3)).shape == (3, 32, 32, 3)
         assert part.classes == "airplane automobile bird cat deer dog frog horse ship truck".split()
-    pictures = torch.cat([p.gather(torch.arange(len(p))).flatten(1) for p in splits.values()])
-    assert len({row.tobytes() for row in pictures.numpy()}) > 11_980
+    images = torch.cat([p.gather(torch.arange(len(p))).flatten(1) for p in splits.values()])
+    assert len({row.tobytes() for row in images.numpy()}) > 11_980
 
 
 # Splits and classes
 
 
 def test_hold_out_keeps_the_proportions_of_the_classes():
-    source = labelled([50, 30, 20])
+    source = labeled([50, 30, 20])
     rest, held = hold_out(source, 0.1, seed=0)
     assert held.labels.bincount().tolist() == [5, 3, 2]
     assert rest.labels.bincount().tolist() == [45, 27, 18]
@@ -453,7 +451,7 @@ def test_hold_out_keeps_the_proportions_of_the_classes():
 
 
 def test_hold_out_is_seeded():
-    source = labelled([50, 50])
+    source = labeled([50, 50])
     chosen = [numbers_of(hold_out(source, 0.2, seed=seed)[1]) for seed in (0, 0, 1)]
     assert chosen[0] == chosen[1] != chosen[2]
     assert min(chosen[0]) < 50 <= max(chosen[0]) and chosen[0] != set(range(len(chosen[0])))
@@ -467,13 +465,11 @@ def test_hold_out_works_without_labels():
 
 @pytest.mark.parametrize("share", [0.001, 0.999])
 def test_hold_out_leaves_no_side_empty(share):
-    with pytest.raises(
-        ValueError, match=r"toy: a share of .* of 20 pictures leaves one side empty"
-    ):
-        hold_out(labelled([10, 10]), share, seed=0)
+    with pytest.raises(ValueError, match=r"toy: a share of .* of 20 images leaves one side empty"):
+        hold_out(labeled([10, 10]), share, seed=0)
 
 
-def test_a_tenth_of_a_labelled_source_is_held_out(tmp_path):
+def test_a_tenth_of_a_labeled_source_is_held_out(tmp_path):
     for count, expected in ((200, 20), (60, None)):
         np.savez(tmp_path / "a.npz", x=np.zeros((count, 2, 2), np.uint8), y=np.arange(count) % 2)
         train, held = train_and_held_out(str(tmp_path / "a.npz"), "auto", seed=0)
@@ -488,15 +484,15 @@ def test_a_split_that_does_not_exist_is_refused():
     assert len(held) == 2000
 
 
-def test_held_out_classes_are_numbered_by_their_names(tmp_path, make_pictures):
-    make_pictures(tmp_path, {"train/a": 1, "train/b": 1, "train/c": 1, "val/b": 2, "val/c": 1})
+def test_held_out_classes_are_numbered_by_their_names(tmp_path, make_images):
+    make_images(tmp_path, {"train/a": 1, "train/b": 1, "train/c": 1, "val/b": 2, "val/c": 1})
     _, held = train_and_held_out(str(tmp_path), "auto", seed=0)
     assert held.labels.tolist() == [1, 1, 2]
     assert held.classes == ["a", "b", "c"]
 
 
-def test_held_out_classes_that_training_lacks_are_refused(tmp_path, make_pictures):
-    make_pictures(tmp_path, {"train/a": 1, "train/b": 1, "val/b": 1, "val/z": 1})
+def test_held_out_classes_that_training_lacks_are_refused(tmp_path, make_images):
+    make_images(tmp_path, {"train/a": 1, "train/b": 1, "val/b": 1, "val/z": 1})
     with pytest.raises(ValueError, match=r"val: has classes that .*train lacks: z;"):
         train_and_held_out(str(tmp_path), "auto", seed=0)
 
@@ -509,15 +505,15 @@ def test_an_unknown_label_stays_unknown(tmp_path):
     assert held.labels.tolist() == [0, -1, 1]
 
 
-def test_a_cut_is_the_chosen_pictures_in_the_chosen_order():
+def test_a_cut_is_the_chosen_images_in_the_chosen_order():
     source = ArraySource(PIXELS, LABELS, name="toy")
     cut = source.take(torch.tensor([7, 2, 5]))
     assert titles(cut) == ["#7", "#2", "#5"]
     assert_holds(cut.take(torch.tensor([2, 0, 1, 1])), PIXELS[[5, 7, 2, 2]], LABELS[[5, 7, 2, 2]])
 
 
-def test_a_folders_fingerprint_sees_names_and_labels(tmp_path, make_pictures):
-    make_pictures(tmp_path, {"a": 2, "b": 2})
+def test_a_folders_fingerprint_sees_names_and_labels(tmp_path, make_images):
+    make_images(tmp_path, {"a": 2, "b": 2})
     prints = [FolderSource(tmp_path).fingerprint(), FolderSource(tmp_path).fingerprint()]
     (tmp_path / "a/000.jpg").rename(tmp_path / "a/zzz.jpg")
     prints.append(FolderSource(tmp_path).fingerprint())
@@ -549,7 +545,7 @@ def test_an_arrays_fingerprint_sees_pixels_labels_and_size(cut):
     assert fingerprint(PIXELS.copy(), LABELS) == prints[0]
 
 
-def test_a_cuts_fingerprint_sees_which_pictures():
+def test_a_cuts_fingerprint_sees_which_images():
     source = ArraySource(PIXELS, None, name="toy")
     one, other = source.take(torch.tensor([1, 2])), source.take(torch.tensor([2, 1]))
     assert len({one.fingerprint(), other.fingerprint(), source.fingerprint()}) == 3
@@ -572,14 +568,14 @@ def assert_same(some, others):
         assert (a.step, a.epoch, a.bad) == (b.step, b.epoch, b.bad)
         assert torch.equal(a.ids, b.ids)
         assert torch.equal(a.labels, b.labels)
-        whole = isinstance(a.pictures, torch.Tensor)
-        pairs = [(a.pictures, b.pictures)] if whole else zip(a.pictures, b.pictures, strict=True)
+        whole = isinstance(a.images, torch.Tensor)
+        pairs = [(a.images, b.images)] if whole else zip(a.images, b.images, strict=True)
         assert all(torch.equal(x, y) for x, y in pairs)
 
 
 @pytest.fixture
-def folder(tmp_path, make_pictures):
-    return FolderSource(make_pictures(tmp_path, {"a": 7, "b": 8}))
+def folder(tmp_path, make_images):
+    return FolderSource(make_images(tmp_path, {"a": 7, "b": 8}))
 
 
 @pytest.mark.parametrize("kind", ["folder", "arrays"])
@@ -604,7 +600,7 @@ def test_batches_leave_the_global_generator_alone(folder):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_an_epoch_visits_each_picture_at_most_once(folder):
+def test_an_epoch_visits_each_image_at_most_once(folder):
     epochs = [torch.cat([b.ids for b in load(folder, 3 * e, 3 * e + 3)]) for e in range(4)]
     for ids in epochs:
         assert len(ids) == len(set(ids.tolist())) == 12
@@ -612,14 +608,14 @@ def test_an_epoch_visits_each_picture_at_most_once(folder):
     assert set(torch.cat(epochs).tolist()) == set(range(15))
 
 
-def test_batches_hold_the_pictures_of_their_ids(folder):
+def test_batches_hold_the_images_of_their_ids(folder):
     for batch in load(folder, 0, 3):
         assert torch.equal(batch.labels, folder.labels[batch.ids])
         expected = TWO.crop([folder.read(int(i)) for i in batch.ids], batch.epoch, batch.ids)
-        assert all(torch.equal(a, b) for a, b in zip(batch.pictures, expected, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(batch.images, expected, strict=True))
     arrays = ArraySource(PIXELS, LABELS, name="toy")
     for batch in load(arrays, 0, 3):
-        assert np.array_equal(batch.pictures.numpy(), PIXELS[batch.ids])
+        assert np.array_equal(batch.images.numpy(), PIXELS[batch.ids])
         assert batch.labels.tolist() == LABELS[batch.ids].tolist()
 
 
@@ -628,7 +624,7 @@ def test_the_seed_decides_the_order(folder):
     assert ids[0] != ids[1]
 
 
-def test_an_unreadable_picture_is_replaced_by_the_same_one_each_time(folder):
+def test_an_unreadable_image_is_replaced_by_the_same_one_each_time(folder):
     clean = torch.cat([b.ids for b in load(folder, 0, 15)])
     index = 5
     path = truncate(folder.root / folder.title(index))
@@ -642,7 +638,7 @@ def test_an_unreadable_picture_is_replaced_by_the_same_one_each_time(folder):
         assert [title for title, _ in batch.bad] == [str(path)] * int(was.sum())
         assert torch.equal(batch.labels, folder.labels[batch.ids])
         expected = TWO.crop([folder.read(int(i)) for i in batch.ids], batch.epoch, batch.ids)
-        assert all(torch.equal(a, b) for a, b in zip(batch.pictures, expected, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(batch.images, expected, strict=True))
     assert (clean == index).sum() > 1
     assert len(stand_ins) == 1
     assert index not in ids
@@ -655,8 +651,8 @@ def test_when_nothing_can_be_read_every_file_is_named(tmp_path):
     assert {title.split("/")[-1] for title, _ in batch.bad} == {f"{i}.jpg" for i in range(4)}
 
 
-def test_too_few_pictures_for_a_batch_is_said(folder):
-    with pytest.raises(ValueError, match=r"15 pictures do not fill one batch of 16; use --train"):
+def test_too_few_images_for_a_batch_is_said(folder):
+    with pytest.raises(ValueError, match=r"15 images do not fill one batch of 16; use --train"):
         load(folder, 0, 1, batch_size=16)
     assert len(load(folder, 0, 1, batch_size=15)) == 1
 
@@ -664,5 +660,5 @@ def test_too_few_pictures_for_a_batch_is_said(folder):
 def test_a_batch_moves_without_its_ids(folder):
     batch = load(folder, 0, 1)[0]
     moved = batch.to(torch.device("meta"))
-    assert moved.labels.is_meta and all(crops.is_meta for crops in moved.pictures)
+    assert moved.labels.is_meta and all(crops.is_meta for crops in moved.images)
     assert not moved.ids.is_meta

@@ -1,4 +1,4 @@
-"""A store gives the pictures of what it was packed from, whatever happened on the way."""
+"""A store gives the images of what it was packed from, whatever happened on the way."""
 
 import json
 import multiprocessing
@@ -64,19 +64,19 @@ def assert_same_pixels(store, sources):
 
 
 @pytest.fixture
-def broken(tmp_path, make_pictures):
-    """Two classes of five pictures, of 40 x 48 and 30 x 44; the fourth is none."""
-    root = make_pictures(tmp_path / "photos", {"a": 5})
-    make_pictures(root, {"b": 5}, size=(30, 44))
-    (root / "a" / "003.jpg").write_bytes(b"no picture")
+def broken(tmp_path, make_images):
+    """Two classes of five images, of 40 x 48 and 30 x 44; the fourth is none."""
+    root = make_images(tmp_path / "photos", {"a": 5})
+    make_images(root, {"b": 5}, size=(30, 44))
+    (root / "a" / "003.jpg").write_bytes(b"no image")
     return root
 
 
 # What is in it
 
 
-def test_nothing_changes_where_nothing_is_shrunk(tmp_path, make_pictures):
-    root = make_pictures(tmp_path / "photos", {"pear": 9, "apple": 12})
+def test_nothing_changes_where_nothing_is_shrunk(tmp_path, make_images):
+    root = make_images(tmp_path / "photos", {"pear": 9, "apple": 12})
     store = packed(root, tmp_path / "out", side=40)
     opened = open_source(str(tmp_path / "out"))
     for found in (store, opened):
@@ -87,8 +87,8 @@ def test_nothing_changes_where_nothing_is_shrunk(tmp_path, make_pictures):
 
 
 @pytest.mark.parametrize("size", [(40, 48), (48, 40), (33, 97), (31, 200), (20, 20), (32, 64)])
-def test_large_pictures_are_shrunk_as_torchvision_does(tmp_path, make_pictures, size):
-    root = make_pictures(tmp_path / "photos", {"": 2}, size=size)
+def test_large_images_are_shrunk_as_torchvision_does(tmp_path, make_images, size):
+    root = make_images(tmp_path / "photos", {"": 2}, size=size)
     store = packed(root, tmp_path / "out", side=32)["train"]
     for index in range(2):
         whole = open_source(str(root))["train"].read(index)
@@ -97,12 +97,12 @@ def test_large_pictures_are_shrunk_as_torchvision_does(tmp_path, make_pictures, 
         assert min(store.read(index).shape[1:]) == min(32, *size)
 
 
-def test_grey_deep_and_cmyk_pictures(tmp_path):
+def test_gray_deep_and_cmyk_images(tmp_path):
     root = tmp_path / "photos"
     root.mkdir()
     deep = RANDOM.integers(0, 65536, (50, 60)).astype(np.uint16)
-    grey = RANDOM.integers(0, 256, (50, 60), dtype=np.uint8)
-    Image.fromarray(grey).save(root / "grey.png")
+    gray = RANDOM.integers(0, 256, (50, 60), dtype=np.uint8)
+    Image.fromarray(gray).save(root / "gray.png")
     Image.fromarray(deep).save(root / "deep.png")
     Image.fromarray(RANDOM.integers(0, 256, (70, 60, 4), dtype=np.uint8), "CMYK").save(
         root / "print.jpg"
@@ -116,9 +116,9 @@ def test_grey_deep_and_cmyk_pictures(tmp_path):
     assert torch.equal(whole.read(0), torch.from_numpy(deep >> 8).to(torch.uint8).expand(3, -1, -1))
 
 
-def test_unreadable_pictures_keep_their_places_and_reasons(tmp_path, broken):
+def test_unreadable_images_keep_their_places_and_reasons(tmp_path, broken):
     (broken / "b" / "001.jpg").write_bytes(b"")
-    with pytest.warns(UserWarning, match=r"2 of 10 pictures cannot .*a/003\.jpg \(Unidentified"):
+    with pytest.warns(UserWarning, match=r"2 of 10 images cannot .*a/003\.jpg \(Unidentified"):
         store = packed(broken, tmp_path / "out")
     folder = open_source(str(broken))
     assert_alike(store, folder)
@@ -133,18 +133,18 @@ def test_unreadable_pictures_keep_their_places_and_reasons(tmp_path, broken):
         assert ours.value.args == theirs.value.args
 
 
-def test_a_store_of_nothing_but_unreadable_pictures_opens(tmp_path):
+def test_a_store_of_nothing_but_unreadable_images_opens(tmp_path):
     (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "a.jpg").write_bytes(b"no picture")
-    with pytest.warns(UserWarning, match="1 of 1 pictures cannot be read"):
+    (tmp_path / "photos" / "a.jpg").write_bytes(b"no image")
+    with pytest.warns(UserWarning, match="1 of 1 images cannot be read"):
         source = packed(tmp_path / "photos", tmp_path / "out")["train"]
     with pytest.raises(Unreadable, match=r"a\.jpg"):
         pickle.loads(pickle.dumps(source)).read(0)
     assert source.fingerprint()
 
 
-def test_splits_stay_splits(tmp_path, make_pictures):
-    root = make_pictures(tmp_path / "photos", {"train/a": 9, "train/b": 2, "val/a": 3, "val/b": 1})
+def test_splits_stay_splits(tmp_path, make_images):
+    root = make_images(tmp_path / "photos", {"train/a": 9, "train/b": 2, "val/a": 3, "val/b": 1})
     store = packed(root, tmp_path / "out", side=16)
     assert_alike(store, open_source(str(root)))
     assert [len(part) for part in open_source(str(tmp_path / "out")).values()] == [11, 4]
@@ -152,14 +152,14 @@ def test_splits_stay_splits(tmp_path, make_pictures):
     assert (len(train), len(held)) == (11, 4)
 
 
-def test_a_flat_folder_stays_without_labels(tmp_path, make_pictures):
-    root = make_pictures(tmp_path / "photos", {"": 3})
+def test_a_flat_folder_stays_without_labels(tmp_path, make_images):
+    root = make_images(tmp_path / "photos", {"": 3})
     source = packed(root, tmp_path / "out")["train"]
     assert source.labels is None and source.classes == []
 
 
-def test_labels_of_a_table_come_along_and_unknown_ones_stay_unknown(tmp_path, make_pictures):
-    root = make_pictures(tmp_path / "photos", {"": 4})
+def test_labels_of_a_table_come_along_and_unknown_ones_stay_unknown(tmp_path, make_images):
+    root = make_images(tmp_path / "photos", {"": 4})
     (root / "labels.csv").write_text("file,label\n000.jpg,pear\n002.jpg,apple\n003.jpg,pear\n")
     with pytest.warns(UserWarning, match="labels 3 files"):
         store = packed(root, tmp_path / "out")
@@ -175,14 +175,14 @@ def test_arrays_can_be_packed(tmp_path):
     assert_same_pixels(store, open_source(str(tmp_path / "a.npz")))
     assert store["test"].labels is None and store["test"].read(3).shape == (3, 6, 8)
     small = packed(tmp_path / "a.npz", tmp_path / "small", side=3)["test"].read(1)
-    grey = torch.from_numpy(PIXELS[1, ..., 0]).expand(3, -1, -1)
-    assert torch.equal(small, TF.resize(grey, [3], antialias=True))
+    gray = torch.from_numpy(PIXELS[1, ..., 0]).expand(3, -1, -1)
+    assert torch.equal(small, TF.resize(gray, [3], antialias=True))
 
 
 def test_a_store_can_be_packed_again(tmp_path, broken):
     with pytest.warns(UserWarning, match="cannot be read"):
         packed(broken, tmp_path / "large")
-    with pytest.warns(UserWarning, match=r"1 of 10 pictures .*photos/a/003\.jpg"):
+    with pytest.warns(UserWarning, match=r"1 of 10 images .*photos/a/003\.jpg"):
         twice = packed(tmp_path / "large", tmp_path / "small", side=20)
     with pytest.warns(UserWarning, match="cannot be read"):
         once = packed(broken, tmp_path / "once", side=20)
@@ -190,8 +190,8 @@ def test_a_store_can_be_packed_again(tmp_path, broken):
     assert files_of(tmp_path / "small")["train.bin"] == files_of(tmp_path / "once")["train.bin"]
 
 
-def test_names_may_be_any_bytes(tmp_path, make_pictures):
-    root = make_pictures(tmp_path / "photos", {"a": 1, "b": 1})
+def test_names_may_be_any_bytes(tmp_path, make_images):
+    root = make_images(tmp_path / "photos", {"a": 1, "b": 1})
     odd = os.fsdecode(b"caf\xe9\n \xff.jpg")
     (root / "a" / "000.jpg").rename(root / "a" / odd)
     (root / "b").rename(root / os.fsdecode(b"\xfe"))
@@ -200,15 +200,15 @@ def test_names_may_be_any_bytes(tmp_path, make_pictures):
     assert store["train"].title(0) == f"a/{odd}"
 
 
-def test_reading_copies_nothing(tmp_path, make_pictures):
-    source = packed(make_pictures(tmp_path / "photos", {"": 3}), tmp_path / "out")["train"]
+def test_reading_copies_nothing(tmp_path, make_images):
+    source = packed(make_images(tmp_path / "photos", {"": 3}), tmp_path / "out")["train"]
     start = source.pixels.data_ptr()
     assert [source.read(i).data_ptr() - start for i in range(3)] == [0, 5760, 11520]
     assert source.read(1).stride() == (1, 144, 3)
 
 
-def test_a_store_larger_than_the_memory_is_mapped(tmp_path, make_pictures):
-    packed(make_pictures(tmp_path / "photos", {"": 2}), tmp_path / "out")
+def test_a_store_larger_than_the_memory_is_mapped(tmp_path, make_images):
+    packed(make_images(tmp_path / "photos", {"": 2}), tmp_path / "out")
     with np.load(tmp_path / "out" / "train.npz") as index:
         arrays = dict(index)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -225,8 +225,8 @@ def test_a_store_larger_than_the_memory_is_mapped(tmp_path, make_pictures):
 # What a run and a cache depend on
 
 
-def test_fingerprints_tell_stores_apart(tmp_path, make_pictures):
-    root = make_pictures(tmp_path / "photos", {"a": 2, "b": 2})
+def test_fingerprints_tell_stores_apart(tmp_path, make_images):
+    root = make_images(tmp_path / "photos", {"a": 2, "b": 2})
     one = packed(root, tmp_path / "one", side=32)["train"]
     same = packed(root, tmp_path / "same", side=32)["train"]
     assert one.fingerprint() == same.fingerprint()
@@ -236,13 +236,13 @@ def test_fingerprints_tell_stores_apart(tmp_path, make_pictures):
         packed(root, tmp_path / "larger", side=301)["train"],
         open_source(str(root))["train"],
     ]
-    make_pictures(root, {"a": 2, "b": 2}, seed=1)  # other pictures of the same names and sizes
+    make_images(root, {"a": 2, "b": 2}, seed=1)  # other images of the same names and sizes
     others.append(packed(root, tmp_path / "other", side=32)["train"])
     assert len({source.fingerprint() for source in (one, *others)}) == 6
 
 
-def test_contents_change_when_the_store_is_written_anew(tmp_path, make_pictures):
-    root = make_pictures(tmp_path / "photos", {"": 2})
+def test_contents_change_when_the_store_is_written_anew(tmp_path, make_images):
+    root = make_images(tmp_path / "photos", {"": 2})
     source = packed(root, tmp_path / "out")["train"]
     before, known = source.fingerprint(), source.contents()
     assert source.contents() == known
@@ -254,8 +254,8 @@ def _read_elsewhere(source, pipe):
     pipe.send((source.labels.tolist(), source.read(3).sum().item(), source.classes))
 
 
-def test_a_worker_maps_the_file_itself(tmp_path, make_pictures):
-    root = make_pictures(tmp_path / "photos", {"a": 30, "b": 30}, size=(80, 80))
+def test_a_worker_maps_the_file_itself(tmp_path, make_images):
+    root = make_images(tmp_path / "photos", {"a": 30, "b": 30}, size=(80, 80))
     source = packed(root, tmp_path / "out")["train"]
     source.classes, source.labels = ["b", "a"], 1 - source.labels  # as `same_classes` does
     assert len(pickle.dumps(source)) < 10_000 < len(source.pixels)
@@ -280,8 +280,8 @@ def test_batches_of_crops_are_those_of_the_folder(tmp_path, broken, workers):
     assert_same([vars(batch) for batch in ours], [vars(batch) for batch in theirs])
 
 
-def test_features_are_those_of_the_folder(tmp_path, make_pictures):
-    root = make_pictures(tmp_path / "photos", {"a": 5, "b": 6})
+def test_features_are_those_of_the_folder(tmp_path, make_images):
+    root = make_images(tmp_path / "photos", {"a": 5, "b": 6})
     store = packed(root, tmp_path / "out", side=40)["train"]
     network, _ = build_backbone(config.Encoder(name="resnet10", stem="small-stride2", width=0.25))
     how = {"image_size": 32, "device": torch.device("cpu")}
@@ -323,20 +323,20 @@ def command(root, out, *more):
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory):
-    """Pictures whose pixels settle several times."""
+    """Images whose pixels settle several times."""
     root, noise = tmp_path_factory.mktemp("many"), np.random.default_rng(0)
     for split, count in (("train", 130), ("val", 45)):
         (root / split).mkdir()
         for index in range(count):
             pixels = noise.integers(0, 256, (400 + index % 3, 400, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(root / split / f"{index:03d}.jpg")
-    (root / "train" / "050.jpg").write_bytes(b"no picture")
+    (root / "train" / "050.jpg").write_bytes(b"no image")
     return root
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_killed_pack_goes_on_to_the_same_bytes(many, tmp_path, workers):
-    with pytest.warns(UserWarning, match="1 of 175 pictures cannot be read"):
+    with pytest.warns(UserWarning, match="1 of 175 images cannot be read"):
         packed(many, tmp_path / "whole", side=500)
     out = tmp_path / "out"
     part, settled = out / "train.part", 0
@@ -362,7 +362,7 @@ def test_a_killed_pack_goes_on_to_the_same_bytes(many, tmp_path, workers):
     counted = open_source(str(many))
     for source in counted.values():
         source.read = lambda i, source=source: read.append(i) or type(source).read(source, i)
-    with pytest.warns(UserWarning, match=r"1 of 175 pictures cannot .*050\.jpg"):
+    with pytest.warns(UserWarning, match=r"1 of 175 images cannot .*050\.jpg"):
         pack(counted, out, name=str(many), side=500)
     assert len(read) < 175 - 30  # what was settled is not decoded again
     assert_same_store(out, tmp_path / "whole")
@@ -445,7 +445,7 @@ def test_a_full_disk_loses_nothing(tmp_path, many):
     assert f"{out}: the store could not be written ([Errno" in done.stderr
     assert "make room there and type the command again" in done.stderr
     settled = (out / "train.part").read_bytes().count(b"\n")
-    assert settled >= 64  # 16 MiB are 35 pictures, and those of a second time fit too
+    assert settled >= 64  # 16 MiB are 35 images, and those of a second time fit too
     for store in (out, tmp_path / "whole"):
         with pytest.warns(UserWarning, match="cannot be read"):
             packed(many, store, side=500)
@@ -458,48 +458,48 @@ def test_a_full_disk_loses_nothing(tmp_path, many):
 @pytest.mark.filterwarnings("always:.*cannot be read")
 def test_a_finished_store_is_left_alone(tmp_path, call, broken):
     code, told, warned = call("pack", broken, tmp_path / "out", "--side", 20)
-    assert code == 0 and "1 of 10 pictures cannot be read" in warned
+    assert code == 0 and "1 of 10 images cannot be read" in warned
     size = (tmp_path / "out" / "train.bin").stat().st_size
-    assert f"out: 10 pictures, {size:,} bytes, 1 unreadable" in told
+    assert f"out: 10 images, {size:,} bytes, 1 unreadable" in told
     assert f"meanshift pretrain small --data {tmp_path / 'out'} --out runs/x" in told
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
     code, told, warned = call("pack", broken, tmp_path / "out", "--side", 20)
-    assert code == 0 and "was finished: 10 pictures" in told and not warned
+    assert code == 0 and "was finished: 10 images" in told and not warned
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_another_store_is_refused(tmp_path, make_pictures, finished):
-    root, out = make_pictures(tmp_path / "photos", {"a": 2, "b": 2}), tmp_path / "out"
+def test_another_store_is_refused(tmp_path, make_images, finished):
+    root, out = make_images(tmp_path / "photos", {"a": 2, "b": 2}), tmp_path / "out"
     packed(root, out)
     if not finished:
         (out / "pack.json").rename(out / "unfinished.json")
     before = files_of(out)
     with pytest.raises(ValueError, match=r"packed with --side 256, now it is 64; choose another"):
         packed(root, out, side=64)
-    make_pictures(root, {"a": 2, "b": 2}, seed=1)
-    with pytest.raises(ValueError, match=r"from other pictures or labels \(.*photos as it was"):
+    make_images(root, {"a": 2, "b": 2}, seed=1)
+    with pytest.raises(ValueError, match=r"from other images or labels \(.*photos as it was"):
         packed(root, out)
     assert files_of(out) == before
 
 
-def test_other_names_of_classes_are_other_labels(tmp_path, make_pictures):
-    root = make_pictures(tmp_path / "photos", {"": 2})
+def test_other_names_of_classes_are_other_labels(tmp_path, make_images):
+    root = make_images(tmp_path / "photos", {"": 2})
     (root / "labels.csv").write_text("file,label\n000.jpg,pear\n001.jpg,apple\n")
     packed(root, tmp_path / "out")
     (root / "labels.csv").write_text("file,label\n000.jpg,plum\n001.jpg,apple\n")
-    with pytest.raises(ValueError, match="from other pictures or labels"):
+    with pytest.raises(ValueError, match="from other images or labels"):
         packed(root, tmp_path / "out")
 
 
-def test_a_moved_source_is_the_same(tmp_path, make_pictures):
-    packed(make_pictures(tmp_path / "photos", {"": 2}), tmp_path / "out")
+def test_a_moved_source_is_the_same(tmp_path, make_images):
+    packed(make_images(tmp_path / "photos", {"": 2}), tmp_path / "out")
     (tmp_path / "photos").rename(tmp_path / "moved")
     packed(tmp_path / "moved", tmp_path / "out")
 
 
-def test_what_is_no_store_is_not_written_into(tmp_path, call, make_pictures):
-    root = make_pictures(tmp_path / "photos", {"a": 2})
+def test_what_is_no_store_is_not_written_into(tmp_path, call, make_images):
+    root = make_images(tmp_path / "photos", {"a": 2})
     other = tmp_path / "other"
     other.mkdir()
     (other / "thesis.txt").write_text("words")
@@ -515,36 +515,36 @@ def test_what_is_no_store_is_not_written_into(tmp_path, call, make_pictures):
 
 
 @pytest.mark.parametrize(("flag", "value"), [("--side", 0), ("--workers", -1)])
-def test_bad_numbers_are_refused(tmp_path, call, make_pictures, flag, value):
-    root = make_pictures(tmp_path / "photos", {"a": 2})
+def test_bad_numbers_are_refused(tmp_path, call, make_images, flag, value):
+    root = make_images(tmp_path / "photos", {"a": 2})
     code, _, told = call("pack", root, tmp_path / "out", flag, value)
     assert code == 2 and f"{flag}: got {value}, need" in told
     assert not (tmp_path / "out").exists()
 
 
-def test_a_store_cut_short_is_not_read(tmp_path, make_pictures):
-    packed(make_pictures(tmp_path / "photos", {"": 2}), tmp_path / "out")
+def test_a_store_cut_short_is_not_read(tmp_path, make_images):
+    packed(make_images(tmp_path / "photos", {"": 2}), tmp_path / "out")
     os.truncate(tmp_path / "out" / "train.bin", 11_000)
     with pytest.raises(ValueError, match=r"train\.bin: has 11000 bytes, its index needs 11520; co"):
         open_source(str(tmp_path / "out"))
 
 
-def test_stores_of_other_versions_are_refused(tmp_path, make_pictures):
-    packed(make_pictures(tmp_path / "photos", {"": 2}), tmp_path / "out")
+def test_stores_of_other_versions_are_refused(tmp_path, make_images):
+    packed(make_images(tmp_path / "photos", {"": 2}), tmp_path / "out")
     told = json.loads((tmp_path / "out" / "pack.json").read_text())
     (tmp_path / "out" / "pack.json").write_text(json.dumps({**told, "format": "meanshift pack 9"}))
     with pytest.raises(ValueError, match=r"of the format 'meanshift pack 9'; this version reads"):
         open_source(str(tmp_path / "out"))
 
 
-def test_a_table_of_labels_is_not_for_stores(tmp_path, make_pictures):
-    packed(make_pictures(tmp_path / "photos", {"": 2}), tmp_path / "out")
-    with pytest.raises(ValueError, match="a CSV of labels is for folders of pictures"):
+def test_a_table_of_labels_is_not_for_stores(tmp_path, make_images):
+    packed(make_images(tmp_path / "photos", {"": 2}), tmp_path / "out")
+    with pytest.raises(ValueError, match="a CSV of labels is for folders of images"):
         open_source(str(tmp_path / "out"), labels=tmp_path / "labels.csv")
 
 
 @pytest.mark.parametrize("text", ["{}", "[1]", "nonsense", '{"format": 3}'])
-def test_other_programs_may_leave_a_pack_json(tmp_path, make_pictures, text):
-    root = make_pictures(tmp_path / "photos", {"a": 2, "b": 2})
+def test_other_programs_may_leave_a_pack_json(tmp_path, make_images, text):
+    root = make_images(tmp_path / "photos", {"a": 2, "b": 2})
     (root / "pack.json").write_text(text)
     assert len(open_source(str(root))["train"]) == 4

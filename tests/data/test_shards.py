@@ -1,4 +1,4 @@
-"""Tar shards give the pictures of the folder they were made from, near or far; damage is named."""
+"""Tar shards give the images of the folder they were made from, near or far; damage is named."""
 
 import io
 import json
@@ -49,20 +49,20 @@ def tar_of(path, members):
 
 
 def samples(root):
-    """The files of a folder of pictures as webdataset would write them, with their classes."""
+    """The files of a folder of images as webdataset would write them, with their classes."""
     for file in sorted(root.rglob("*.jpg")):
         key = f"{file.parent.name}-{file.stem}"
         yield [(f"{key}.jpg", file.read_bytes()), (f"{key}.cls", file.parent.name.encode())]
 
 
 @pytest.fixture
-def photos(tmp_path, make_pictures):
-    return make_pictures(tmp_path / "photos", {"a": 4, "b": 3})
+def photos(tmp_path, make_images):
+    return make_images(tmp_path / "photos", {"a": 4, "b": 3})
 
 
 @pytest.fixture
 def sharded(tmp_path, photos):
-    """The same pictures in three shards."""
+    """The same images in three shards."""
     held = list(samples(photos))
     for number, start in enumerate(range(0, 7, 3)):
         tar_of(
@@ -72,7 +72,7 @@ def sharded(tmp_path, photos):
     return tmp_path / "tars"
 
 
-def assert_same_pictures(ours, theirs):
+def assert_same_images(ours, theirs):
     assert len(ours) == len(theirs)
     for index in range(len(theirs)):
         assert torch.equal(ours.read(index), theirs.read(index))
@@ -89,7 +89,7 @@ def open_one(spec):
 
 def test_shards_are_the_folder_they_were_made_from(sharded, photos):
     source, folder = open_one(sharded), FolderSource(photos)
-    assert_same_pictures(source, folder)
+    assert_same_images(source, folder)
     assert torch.equal(source.labels, folder.labels)
     assert source.classes == folder.classes == ["a", "b"]
     assert titles(source)[:4] == [
@@ -146,7 +146,7 @@ def test_a_shard_of_no_split_beside_training_is_refused(tmp_path, photos):
     assert len(open_one(tmp_path / "tars/train-*.tar")) == 1
 
 
-def test_an_archive_beside_pictures_leaves_the_folder_a_folder(photos):
+def test_an_archive_beside_images_leaves_the_folder_a_folder(photos):
     tar_of(photos / "original.tar", next(samples(photos)))
     assert isinstance(open_one(photos), FolderSource)
 
@@ -161,12 +161,12 @@ def test_a_table_of_labels_is_not_for_shards(sharded, tmp_path):
 
 
 def test_numbers_are_classes_in_their_order_and_negative_ones_unknown(tmp_path, photos):
-    picture = next(samples(photos))[0][1]
+    image = next(samples(photos))[0][1]
     told = ["10", "2", "-1", "10", " 02\n", ""]
     members = [
         member
         for index, label in enumerate(told)
-        for member in ((f"{index}.jpg", picture), (f"{index}.cls", label.encode()))
+        for member in ((f"{index}.jpg", image), (f"{index}.cls", label.encode()))
     ]
     source = open_one(tar_of(tmp_path / "x.tar", members))
     assert source.classes == ["2", "10"]
@@ -174,14 +174,14 @@ def test_numbers_are_classes_in_their_order_and_negative_ones_unknown(tmp_path, 
 
 
 def test_json_labels_where_there_is_no_cls(tmp_path, photos):
-    picture = next(samples(photos))[0][1]
+    image = next(samples(photos))[0][1]
     told = [{"label": "dog"}, {"cls": "cat"}, {"class": 7}, {"label": [1, 2]}, ["dog"], None]
     members = [
         member
         for index, held in enumerate(told)
-        for member in ((f"{index}.json", json.dumps(held).encode()), (f"{index}.jpg", picture))
+        for member in ((f"{index}.json", json.dumps(held).encode()), (f"{index}.jpg", image))
     ]
-    members += [("0.cls", b"bird"), ("9.json", b"{"), ("9.jpg", picture)]
+    members += [("0.cls", b"bird"), ("9.json", b"{"), ("9.jpg", image)]
     source = open_one(tar_of(tmp_path / "x.tar", members))
     assert source.classes == ["7", "bird", "cat"]
     assert source.labels.tolist() == [1, 2, 0, -1, -1, -1, -1]
@@ -193,21 +193,21 @@ def test_without_labels_there_are_none(tmp_path, photos):
     assert source.classes == []
 
 
-def test_what_is_no_picture_is_passed_over(tmp_path, photos):
-    picture = next(samples(photos))[0][1]
+def test_what_is_no_image_is_passed_over(tmp_path, photos):
+    image = next(samples(photos))[0][1]
     members = [
         ("readme.txt", b"hello"), ("lonely.cls", b"3"), ("a/.hidden.jpg", b""), ("._x.jpg", b""),
-        ("./a/x.left.JPG", picture), ("b/x.png", picture), ("noend", b"1"),
+        ("./a/x.left.JPG", image), ("b/x.png", image), ("noend", b"1"),
     ]  # fmt: skip
     source = open_one(tar_of(tmp_path / "x.tar", members))
     assert titles(source) == ["x.tar/a/x.left.JPG", "x.tar/b/x.png"]
     assert source.read(0).shape == source.read(1).shape == (3, 40, 48)
 
 
-def test_the_first_picture_of_a_key_counts(tmp_path, photos):
+def test_the_first_image_of_a_key_counts(tmp_path, photos):
     one, two = [sample[0][1] for sample in samples(photos)][:2]
     path = tar_of(tmp_path / "x.tar", [("k.jpg", one), ("k.png", two), ("k.jpg", two)])
-    with pytest.warns(UserWarning, match=r"2 pictures share their key .* the first is x.tar/k.png"):
+    with pytest.warns(UserWarning, match=r"2 images share their key .* the first is x.tar/k.png"):
         source = open_one(path)
     assert titles(source) == ["x.tar/k.jpg"]
     expected = FolderSource(photos).read(0)
@@ -225,7 +225,7 @@ def test_shards_of_one_name_keep_their_paths_in_titles(tmp_path, photos):
 
 def test_pickling_and_workers_change_nothing(sharded, photos):
     source = open_one(sharded)
-    assert_same_pictures(pickle.loads(pickle.dumps(source)), FolderSource(photos))
+    assert_same_images(pickle.loads(pickle.dumps(source)), FolderSource(photos))
     crop = TwoViews(Views(), seed=0, size=16).crop
     drawn = [
         list(batches(source, crop, batch_size=3, seed=1, start=0, stop=4, workers=workers))
@@ -238,7 +238,7 @@ def test_pickling_and_workers_change_nothing(sharded, photos):
 
 def test_shards_can_be_packed(sharded, photos, tmp_path):
     store = pack(open_source(str(sharded)), tmp_path / "out", name=str(sharded))["train"]
-    assert_same_pictures(store, FolderSource(photos))
+    assert_same_images(store, FolderSource(photos))
     assert store.classes == ["a", "b"]
 
 
@@ -279,7 +279,7 @@ def test_a_shard_is_walked_once_and_again_when_it_changes(sharded, photos, walks
     assert len(walks) == 3
     assert (titles(again), again.contents()) == (titles(first), first.contents())
     assert torch.equal(again.labels, first.labels)
-    assert_same_pictures(again, first)
+    assert_same_images(again, first)
     tar_of(sharded / "photos-001.tar", list(samples(photos))[6])
     assert len(open_one(sharded)) == 5
     assert walks[3:] == ["photos-001.tar"]
@@ -304,7 +304,7 @@ def test_an_index_that_cannot_be_kept_is_no_error(sharded, tmp_path, walks):
 # Damage
 
 
-def test_a_corrupt_picture_is_unreadable_and_the_others_are_not(tmp_path, photos):
+def test_a_corrupt_image_is_unreadable_and_the_others_are_not(tmp_path, photos):
     good = next(samples(photos))[0][1]
     path = tar_of(tmp_path / "x.tar", [("a.jpg", good[:300]), ("b.jpg", b""), ("c.jpg", good)])
     source = open_one(path)
@@ -316,7 +316,7 @@ def test_a_corrupt_picture_is_unreadable_and_the_others_are_not(tmp_path, photos
 
 
 @pytest.mark.parametrize("where", ["data", "header", "boundary", "garbage"])
-def test_the_whole_pictures_before_a_cut_are_used(sharded, photos, where):
+def test_the_whole_images_before_a_cut_are_used(sharded, photos, where):
     path = sharded / "photos-000.tar"
     with tarfile.open(path) as tar:
         third = tar.getmember("a-002.jpg")
@@ -328,7 +328,7 @@ def test_the_whole_pictures_before_a_cut_are_used(sharded, photos, where):
         source = open_one(sharded)
     assert len(source) == 6
     expected = FolderSource(photos).take(torch.tensor([0, 1, 3, 4, 5, 6]))
-    assert_same_pictures(source, expected)
+    assert_same_images(source, expected)
     with pytest.warns(UserWarning, match="cut short"):  # the kept index says it too
         open_one(sharded)
 
@@ -340,8 +340,8 @@ def test_a_file_that_is_no_tar_is_refused(tmp_path, content):
         open_source(str(tmp_path / "x.tar"))
 
 
-def test_an_empty_tar_has_no_picture(tmp_path):
-    with pytest.raises(ValueError, match=r"no picture in 1 shards; need members ending in .*\.jpg"):
+def test_an_empty_tar_has_no_image(tmp_path):
+    with pytest.raises(ValueError, match=r"no image in 1 shards; need members ending in .*\.jpg"):
         open_source(str(tar_of(tmp_path / "x.tar", [])))
 
 
@@ -356,7 +356,7 @@ def test_compressed_shards_are_refused_with_what_to_type(tmp_path, photos, name,
         open_source(str(path.parent if folder else path))
 
 
-def test_a_shard_that_shrinks_or_goes_is_no_bad_picture(sharded):
+def test_a_shard_that_shrinks_or_goes_is_no_bad_image(sharded):
     source = open_one(sharded)
     (sharded / "photos-000.tar").write_bytes(b"")
     (sharded / "photos-002.tar").unlink()
@@ -420,7 +420,7 @@ def test_streamed_shards_are_the_local_ones(sharded, photos):
     with serving(sharded) as server:
         source = open_one(f"{server.address}/photos-{{000..002}}.tar?key=1")
         assert titles(source) == titles(open_one(sharded))
-        assert_same_pictures(source, FolderSource(photos))
+        assert_same_images(source, FolderSource(photos))
         assert source.labels.tolist() == [0, 0, 0, 0, 1, 1, 1]
         server.asked.clear()
         source.read(4)
@@ -456,9 +456,9 @@ def test_a_server_that_fails_twice_is_asked_again(sharded, photos, how):
         source = open_one(f"{server.address}/photos-000.tar")
         server.asked.clear()
         server.fail, server.how = 2, how
-        picture = source.read(0)
+        image = source.read(0)
         assert len(server.asked) == 3
-    assert torch.equal(picture, FolderSource(photos).read(0))
+    assert torch.equal(image, FolderSource(photos).read(0))
 
 
 def test_half_an_answer_is_asked_for_again(sharded, photos):
@@ -468,7 +468,7 @@ def test_half_an_answer_is_asked_for_again(sharded, photos):
         assert torch.equal(source.read(0), FolderSource(photos).read(0))
 
 
-def test_a_server_that_dies_is_an_error_and_no_bad_picture(sharded):
+def test_a_server_that_dies_is_an_error_and_no_bad_image(sharded):
     with serving(sharded) as server:
         address = f"{server.address}/photos-000.tar"
         source = open_one(address)
@@ -480,7 +480,7 @@ def test_a_server_that_dies_is_an_error_and_no_bad_picture(sharded):
 
 
 class Reads(Dataset):
-    """The pictures of a source, for workers that end when they are told to."""
+    """The images of a source, for workers that end when they are told to."""
 
     def __init__(self, source):
         self.source = source
@@ -571,8 +571,8 @@ def test_an_order_by_blocks_needs_few_blocks_at_a_time_and_mixes_them():
     assert [len(blocks) for blocks in needed] == [4] * 10
     mixed = [len(source.of[part].unique()) for part in order.split(10)]
     assert min(mixed) >= 2 and sum(mixed) / len(mixed) > 3
-    neighbours = [bool((blocks.diff() == 1).all()) for blocks in needed]
-    assert sum(neighbours) < 2  # the blocks are shuffled too
+    neighbors = [bool((blocks.diff() == 1).all()) for blocks in needed]
+    assert sum(neighbors) < 2  # the blocks are shuffled too
     other = {frozenset(source.of[part].tolist()) for part in source.order(0, 1).split(40)}
     assert other != {frozenset(blocks.tolist()) for blocks in needed}
     freely = rng.order(0, 0, 400)
@@ -604,11 +604,11 @@ def test_other_orders_stay_what_they_were(photos):
 @pytest.mark.filterwarnings("always:.*cannot be read")
 @pytest.mark.parametrize("where", ["near", "far"])
 def test_a_run_that_loses_its_shards_goes_on_to_the_same_bits(
-    tmp_path, make_pictures, monkeypatch, where
+    tmp_path, make_images, monkeypatch, where
 ):
-    photos = make_pictures(tmp_path / "photos", {"a": 8, "b": 7}, size=(20, 24))
+    photos = make_images(tmp_path / "photos", {"a": 8, "b": 7}, size=(20, 24))
     held = [member for sample in samples(photos) for member in sample]
-    held.insert(6, ("a-broken.jpg", b"no picture"))
+    held.insert(6, ("a-broken.jpg", b"no image"))
     for number, start in enumerate(range(0, len(held), 10)):
         tar_of(tmp_path / f"tars/x-{number}.tar", held[start : start + 10])
     with serving(tmp_path / "tars") as server:

@@ -1,4 +1,4 @@
-"""The ten transfer datasets in their real layouts: right pictures, right parts, right sizes."""
+"""The ten transfer datasets in their real layouts: right images, right parts, right sizes."""
 
 from collections import Counter
 from dataclasses import replace
@@ -27,7 +27,7 @@ FILES = tuple(name for name in NAMES if not name.startswith("cifar"))
 
 
 def codes(source):
-    """(Class, number) of each picture, read from its pixels."""
+    """(Class, number) of each image, read from its pixels."""
     means = [source.read(index).float().mean((1, 2)).tolist() for index in range(len(source))]
     return [(round((red - 40) / 60), round((green - 20) / 12)) for red, green, _ in means]
 
@@ -50,7 +50,7 @@ def no_network(monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_right_pictures_are_in_the_right_parts(name, make, tmp_path):
+def test_the_right_images_are_in_the_right_parts(name, make, tmp_path):
     names = make(name)
     task = open_task(name, tmp_path)
     parts = {"train": task.train, "val": task.val, "test": task.test}
@@ -59,7 +59,7 @@ def test_the_right_pictures_are_in_the_right_parts(name, make, tmp_path):
         painted = [names[label] for label, _ in found[part]]
         assert [source.classes[label] for label in source.labels.tolist()] == painted
     every = [code for part in found.values() for code in part]
-    assert sorted(every) == list(product(range(3), range(12)))  # each picture once
+    assert sorted(every) == list(product(range(3), range(12)))  # each image once
     for part, count in (("train", 6), ("val", 2), ("test", 4)):
         assert Counter(label for label, _ in found[part]) == dict.fromkeys(range(3), count)
         if name in GIVEN or (part == "test" and name not in CUT):
@@ -79,7 +79,7 @@ def test_a_seed_is_a_draw_and_what_is_given_is_not_drawn(name, make, tmp_path):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_cache_of_features_sees_a_picture_that_was_written_anew(name, make, tmp_path):
+def test_a_cache_of_features_sees_an_image_that_was_written_anew(name, make, tmp_path):
     make(name)
     before = [part.contents() for part in parts_of(open_task(name, tmp_path))]
     assert before == [part.contents() for part in parts_of(open_task(name, tmp_path))]
@@ -201,7 +201,7 @@ def test_a_copy_of_another_size_is_refused_with_both_sizes(name, make, tmp_path)
     with pytest.raises(ValueError, match="not whole") as caught:
         open_task(name, tmp_path)
     assert not isinstance(caught.value, NotThere)
-    got = "got 18 / 6 / 12 pictures (train / val / test) of 3 / 3 / 3 classes"
+    got = "got 18 / 6 / 12 images (train / val / test) of 3 / 3 / 3 classes"
     assert f"{name}: {got}, need {need} of {TABLE[name].classes}: " in str(caught.value)
     assert str(tmp_path / PLACES[name][2]) in str(caught.value)
     assert PLACES[name][0] in str(caught.value)
@@ -217,7 +217,7 @@ def test_a_class_that_is_too_few_or_too_small_is_refused(make, tmp_path):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_picture_that_is_absent_is_named(name, make, tmp_path):
+def test_an_image_that_is_absent_is_named(name, make, tmp_path):
     make(name)
     path = sorted(tmp_path.rglob("*.jpg"))[3]
     path.unlink()
@@ -280,7 +280,7 @@ CARS = """45 32 43 42 41 39 45 45 41 33 38 41 43 41 43 37 45 40 42 43 46 41 40 4
 40 46 40 43 39 42 28 34 44 43 38 45 45 43 42 43 45 44 46 45 42 45 45 40 68 42 43 39 39 41 42 44 39
 24 42 42 43 44 42 34 40 44 41 42 34 33 40 47 43 45 45 44 43 44 45 36 36 43 43 39 29 36 44 48 46 44
 45 37 41 37 48 46 44 42 39 44 44 41 39 31 44 42 40 45 43 38 46 42 41 39 41 44 44 39 43 46 43 46 42
-43"""  # the training pictures of each class, as published (classes in the order of their names)
+43"""  # the training images of each class, as published (classes in the order of their names)
 WHOLE = {  # the sizes of the classes before validation is drawn
     "food101": [750] * 101,
     "cifar10": [5000] * 10,
@@ -361,7 +361,7 @@ def test_a_draw_is_the_same_on_every_machine():
 
 
 def save(path, **parts):
-    """An .npz with so many pictures of each class in each part; -1 is a class too."""
+    """An .npz with so many images of each class in each part; -1 is a class too."""
     arrays = {}
     for part, counts in parts.items():
         every = [(label, serial) for label in counts for serial in range(counts[label])]
@@ -371,9 +371,9 @@ def save(path, **parts):
     return str(path)
 
 
-def test_a_source_with_three_parts_keeps_them(tmp_path, make_pictures):
+def test_a_source_with_three_parts_keeps_them(tmp_path, make_images):
     for part, count in (("train", 3), ("val", 2), ("test", 4)):
-        make_pictures(tmp_path / part, {"ant": count, "bee": 1, "cat": count})
+        make_images(tmp_path / part, {"ant": count, "bee": 1, "cat": count})
     (tmp_path / "val" / "bee" / "000.jpg").unlink()
     (tmp_path / "val" / "bee").rmdir()  # so that cats are number 1 there
     task = task_of("pests", str(tmp_path))
@@ -385,9 +385,9 @@ def test_a_source_with_three_parts_keeps_them(tmp_path, make_pictures):
 
 
 @pytest.mark.parametrize("judge", ["val", "test"])
-def test_a_source_with_two_parts_is_judged_by_the_second(judge, tmp_path, make_pictures):
-    make_pictures(tmp_path / "train", {"ant": 8, "bee": 13})
-    make_pictures(tmp_path / judge, {"ant": 3, "bee": 2})
+def test_a_source_with_two_parts_is_judged_by_the_second(judge, tmp_path, make_images):
+    make_images(tmp_path / "train", {"ant": 8, "bee": 13})
+    make_images(tmp_path / judge, {"ant": 3, "bee": 2})
     task = task_of("pests", str(tmp_path), seed=1)
     assert [part.labels.bincount().tolist() for part in parts_of(task)] == [[6, 10], [2, 3], [3, 2]]
     titles = [part.title(index) for part in (task.train, task.val) for index in range(len(part))]
@@ -400,7 +400,7 @@ def test_a_source_with_two_parts_is_judged_by_the_second(judge, tmp_path, make_p
 def test_a_source_with_one_part_is_cut_in_three(tmp_path):
     task = task_of("toy", save(tmp_path / "toy.npz", train={-1: 4, 0: 12, 1: 8}), seed=1)
     counts = [part.labels.bincount().tolist() for part in parts_of(task)]
-    assert counts == [[8, 5], [2, 1], [2, 2]]  # the unlabelled are left out
+    assert counts == [[8, 5], [2, 1], [2, 2]]  # the unlabeled are left out
     every = [code for part in parts_of(task) for code in codes(part)]
     assert sorted(every) == [*product([0], range(12)), *product([1], range(8))]
     for part in parts_of(task):
@@ -408,10 +408,10 @@ def test_a_source_with_one_part_is_cut_in_three(tmp_path):
     assert task.split == "test 20% a class, validation 20% a class of the rest, seed 1"
 
 
-def test_labels_that_lie_beside_the_pictures_to_train_on_are_taken(tmp_path, monkeypatch):
+def test_labels_that_lie_beside_the_images_to_train_on_are_taken(tmp_path, monkeypatch):
     parts = {"train": {-1: 9}, "val": {0: 5, 1: 5}, "test": {0: 3, 1: 2}}
     splits = open_source(save(tmp_path / "toy.npz", **parts))
-    as_stl10 = {"train": splits["train"], "test": splits["test"], "labelled": splits["val"]}
+    as_stl10 = {"train": splits["train"], "test": splits["test"], "labeled": splits["val"]}
     monkeypatch.setattr(transfer_datasets, "open_source", lambda _: as_stl10)
     counts = [part.labels.bincount().tolist() for part in parts_of(task_of("stl10", "stl10"))]
     assert counts == [[4, 4], [1, 1], [3, 2]]
@@ -431,7 +431,7 @@ def test_a_part_without_labels_does_not_judge(tmp_path):
         ({"train": {0: 5, 1: 1}, "val": {0: 1}}, "got 1 of 1 .* 2 of each class and 3 of one"),
         ({"train": {0: 3, 1: 3}}, "got 3 of 0 and at most 3 .* and 4 of one"),
         ({"train": {0: 2, 1: 2}, "test": {0: 1}}, "got 2 of 0 and at most 2 .* and 3 of one"),
-        ({"train": {0: 5, 2: 5}, "test": {1: 1, 2: 1}}, "test has pictures of 1, train has none"),
+        ({"train": {0: 5, 2: 5}, "test": {1: 1, 2: 1}}, "test has images of 1, train has none"),
         ({"train": {0: 5, 1: 5}, "test": {2: 1}}, "has classes that .* lacks: 2"),
     ],
 )

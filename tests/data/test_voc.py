@@ -1,4 +1,4 @@
-"""Pictures with boxes: the layout, what a box means, and everything that can be wrong with them."""
+"""Images with boxes: the layout, what a box means, and everything that can be wrong with them."""
 
 import os
 import struct
@@ -32,7 +32,7 @@ def annotation(*things, size=SIZE):
 
 @pytest.fixture
 def devkit(tmp_path):
-    """Writes one year: the pictures of each list as `{name: XML}`, all with the same pixels."""
+    """Writes one year: the images of each list as `{name: XML}`, all with the same pixels."""
     pixels = np.random.default_rng(0).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "one.jpg")
     jpeg = (tmp_path / "one.jpg").read_bytes()
@@ -41,9 +41,9 @@ def devkit(tmp_path):
         folder = root / year
         for part in ("ImageSets/Main", "JPEGImages", "Annotations"):
             (folder / part).mkdir(parents=True, exist_ok=True)
-        for split, pictures in lists.items():
-            (folder / f"ImageSets/Main/{split}.txt").write_text("\n".join(pictures) + "\n")
-            for name, text in pictures.items():
+        for split, images in lists.items():
+            (folder / f"ImageSets/Main/{split}.txt").write_text("\n".join(images) + "\n")
+            for name, text in images.items():
                 (folder / f"JPEGImages/{name}.jpg").write_bytes(jpeg)
                 (folder / f"Annotations/{name}.xml").write_text(text)
         return folder
@@ -52,14 +52,14 @@ def devkit(tmp_path):
 
 
 def many(count=20, start=0, text=None):
-    """So many plain pictures that one bad one among them is a small share."""
+    """So many plain images that one bad one among them is a small share."""
     text = annotation(thing(), thing("dog")) if text is None else text
     return {f"{number:06d}": text for number in range(start, start + count)}
 
 
 @pytest.fixture
 def voc(devkit):
-    """20 good pictures to train on and 20 to judge on, and those that are given."""
+    """20 good images to train on and 20 to judge on, and those that are given."""
 
     def write(train=None, test=None):
         return devkit(
@@ -77,8 +77,8 @@ def told_by(folder, **options):
     return train, test, [str(one.message) for one in caught]
 
 
-def picture(boxes, name):
-    return next(one for one in boxes.pictures if one.title.endswith(f"/{name}"))
+def image(boxes, name):
+    return next(one for one in boxes.images if one.title.endswith(f"/{name}"))
 
 
 # What is read
@@ -95,13 +95,13 @@ def test_a_box_is_half_open_from_nought_and_labels_are_places_in_the_sorted_clas
     train, test = read_voc(folder)
     assert (train.name, test.name) == ("VOC 07 trainval", "VOC 07 test")
     assert train.classes == test.classes == ["cat", "dog"] and len(train) == len(test) == 1
-    one = train.pictures[0]
+    one = train.images[0]
     assert one.title == "VOC2007/000012" and one.size == SIZE
     assert one.file == folder / "JPEGImages/000012.jpg"
     assert one.boxes.tolist() == [[0, 1, 40, 30], [4.5, 5, 7, 8.25], [0, 0, 40, 30]]
     assert one.boxes.dtype == torch.float32 and one.labels.dtype == torch.int64
     assert one.labels.tolist() == [1, 0, 1] and one.difficult.tolist() == [False, True, False]
-    assert test.pictures[0].labels.tolist() == [0]
+    assert test.images[0].labels.tolist() == [0]
 
 
 def test_the_overlap_of_two_boxes_is_the_devkits(devkit):
@@ -113,7 +113,7 @@ def test_the_overlap_of_two_boxes_is_the_devkits(devkit):
     )
     wide, high = min(a[2], b[2]) - max(a[0], b[0]) + 1, min(a[3], b[3]) - max(a[1], b[1]) + 1
     areas = [(box[2] - box[0] + 1) * (box[3] - box[1] + 1) for box in (a, b)]
-    boxes = read_voc(folder)[0].pictures[0].boxes.double()
+    boxes = read_voc(folder)[0].images[0].boxes.double()
     assert float(box_iou(boxes, boxes)[0, 1]) == wide * high / (sum(areas) - wide * high)
 
 
@@ -122,7 +122,7 @@ def test_2012_is_trained_on_where_it_is_there(devkit, tmp_path):
     folder = devkit(trainval=many(2), test=many(2, 50))  # the same names as in 2012
     for root in (tmp_path, tmp_path / "VOCdevkit"):
         train, test = read_voc(root)
-        assert [one.title for one in train.pictures] == (
+        assert [one.title for one in train.images] == (
             [
                 "VOC2007/000000",
                 "VOC2007/000001",
@@ -132,12 +132,12 @@ def test_2012_is_trained_on_where_it_is_there(devkit, tmp_path):
             ]
         )
         assert (train.name, test.name, len(test)) == ("VOC 07+12 trainval", "VOC 07 test", 2)
-        assert train.pictures[4].file.parts[-3] == "VOC2012"
+        assert train.images[4].file.parts[-3] == "VOC2012"
     alone, _ = read_voc(folder)
     assert (alone.name, len(alone)) == ("VOC 07 trainval", 2)
 
 
-def test_pictures_are_read_as_they_are_and_bad_ones_are_named(devkit):
+def test_images_are_read_as_they_are_and_bad_ones_are_named(devkit):
     folder = devkit(trainval=many(2), test=many(1, 50))
     train, _ = read_voc(folder)
     expected = torch.from_numpy(np.array(Image.open(folder / "JPEGImages/000001.jpg")))
@@ -153,7 +153,7 @@ def test_other_suffixes_are_found(devkit, suffix):
     folder = devkit(trainval=many(1), test=many(1, 50))
     Image.new("RGB", SIZE[::-1]).save(folder / f"JPEGImages/000000{suffix}")
     (folder / "JPEGImages/000000.jpg").unlink()
-    assert read_voc(folder)[0].pictures[0].file.suffix == suffix
+    assert read_voc(folder)[0].images[0].file.suffix == suffix
 
 
 def test_the_fingerprint_changes_with_all_that_matters(devkit):
@@ -192,17 +192,17 @@ def test_other_classes_are_left_out_and_told_with_their_counts(voc):
     )
     train, test, told = told_by(folder, classes=["dog", "cat"])
     assert train.classes == test.classes == ["dog", "cat"]
-    assert picture(train, "000000").labels.tolist() == [1, 0]
-    assert len(train) == 20 and len(test) == 21 and len(picture(test, "b").labels) == 0
+    assert image(train, "000000").labels.tolist() == [1, 0]
+    assert len(train) == 20 and len(test) == 21 and len(image(test, "b").labels) == 0
     assert "VOC 07 trainval: 3 boxes of classes that are not asked for" in told[0]
     assert "cow (2), bird (1)" in told[0]
-    assert told[1].startswith("VOC 07 trainval: 1 pictures without an object are left out")
+    assert told[1].startswith("VOC 07 trainval: 1 images without an object are left out")
     assert "VOC 07 test: 1 boxes" in told[2] and "cow (1)" in told[2] and len(told) == 3
 
 
 def test_a_class_that_only_the_test_set_has_is_left_out(voc):
     train, test, told = told_by(voc(None, {"b": annotation(thing("cow"), thing())}))
-    assert train.classes == ["cat", "dog"] and picture(test, "b").labels.tolist() == [0]
+    assert train.classes == ["cat", "dog"] and image(test, "b").labels.tolist() == [0]
     assert len(told) == 1 and "VOC 07 test: 1 boxes" in told[0] and "cow (1)" in told[0]
 
 
@@ -234,7 +234,7 @@ def test_what_is_not_there_is_told_with_the_layout(devkit, tmp_path):
 def test_an_empty_list_is_refused(voc, text):
     folder = voc()
     (folder / "ImageSets/Main/test.txt").write_text(text)
-    with pytest.raises(ValueError, match=r"test\.txt: lists no picture; need one name a line"):
+    with pytest.raises(ValueError, match=r"test\.txt: lists no image; need one name a line"):
         read_voc(folder)
 
 
@@ -251,7 +251,7 @@ def test_lists_of_one_class_leave_out_what_they_mark(voc):
         "000000  1\r\n000001 -1\r\n000002  0\r\n\r\n"
     )
     train, _ = read_voc(folder)
-    assert [one.title[-1] for one in train.pictures] == ["0", "2"]
+    assert [one.title[-1] for one in train.images] == ["0", "2"]
 
 
 def test_names_may_have_spaces_and_numbers(devkit):
@@ -261,19 +261,19 @@ def test_names_may_have_spaces_and_numbers(devkit):
         "ß.x": annotation(thing()),
     }
     train, _ = read_voc(devkit(trainval=names, test=many(1, 0, annotation(thing()))))
-    assert [one.title for one in train.pictures] == [f"VOC2007/{name}" for name in names]
+    assert [one.title for one in train.images] == [f"VOC2007/{name}" for name in names]
 
 
-def test_a_picture_listed_twice_is_taken_once(voc):
+def test_an_image_listed_twice_is_taken_once(voc):
     folder = voc()
     (folder / "ImageSets/Main/trainval.txt").write_text("000000\n000001\n000000\n000000\n000001")
     train, _, told = told_by(folder)
-    assert [one.title[-1] for one in train.pictures] == ["0", "1"]
-    assert len(told) == 1 and "2 pictures listed more than once" in told[0] and "000000" in told[0]
+    assert [one.title[-1] for one in train.images] == ["0", "1"]
+    assert len(told) == 1 and "2 images listed more than once" in told[0] and "000000" in told[0]
 
 
-def test_a_picture_in_both_lists_is_refused(voc):
-    with pytest.raises(ValueError, match=r"2 pictures are in both.*the first is 000003"):
+def test_an_image_in_both_lists_is_refused(voc):
+    with pytest.raises(ValueError, match=r"2 images are in both.*the first is 000003"):
         read_voc(voc(test={"000007": annotation(), "000003": annotation()}))
 
 
@@ -284,7 +284,7 @@ def spoil_nothing_there(folder):
     (folder / "JPEGImages/bad.jpg").unlink()
 
 
-def spoil_no_picture(folder):
+def spoil_no_image(folder):
     (folder / "JPEGImages/bad.jpg").write_bytes(b"nothing")
 
 
@@ -326,7 +326,7 @@ def spoil_hidden_bomb(folder):
 
 SPOILS = {
     spoil_nothing_there: "no .jpg, .jpeg or .png in JPEGImages",
-    spoil_no_picture: "cannot identify image file",
+    spoil_no_image: "cannot identify image file",
     spoil_huge: "decompression bomb",
     spoil_no_xml: "FileNotFoundError",
     spoil_broken_xml: "ParseError",
@@ -344,7 +344,7 @@ def test_unreadable_files_are_left_out_counted_and_named(voc, spoil, split):
     train, test, told = told_by(folder)
     assert len(train) == len(test) == 20 and len(told) == 1
     name = "VOC 07 trainval" if split == "train" else "VOC 07 test"
-    assert told[0].startswith(f"{name}: 1 pictures without a readable image or annotation")
+    assert told[0].startswith(f"{name}: 1 images without a readable image or annotation")
     assert "VOC2007/bad (" in told[0] and SPOILS[spoil] in told[0]
 
 
@@ -355,24 +355,24 @@ def test_more_than_a_twentieth_unreadable_is_an_error(devkit, bad, fatal):
         where = ("JPEGImages", "jpg") if number % 2 else ("Annotations", "xml")
         (folder / where[0] / f"{number:06d}.{where[1]}").unlink()
     if fatal:
-        with pytest.raises(ValueError, match=r"3 of 40 pictures lack .*, first VOC2007/000000 "):
+        with pytest.raises(ValueError, match=r"3 of 40 images lack .*, first VOC2007/000000 "):
             read_voc(folder)
     else:
         train, _, told = told_by(folder)
-        assert len(train) == 38 and len(told) == 1 and " 2 pictures " in told[0]
+        assert len(train) == 38 and len(told) == 1 and " 2 images " in told[0]
 
 
-def test_a_picture_of_another_size_than_annotated_is_told(voc):
+def test_an_image_of_another_size_than_annotated_is_told(voc):
     text = annotation(thing(box=(1, 1, 60, 30)), size=(30, 60))
     train, _, told = told_by(voc({"odd": text}))
-    assert picture(train, "odd").size == SIZE
-    assert picture(train, "odd").boxes.tolist() == [[0, 0, 40, 30]]
-    assert "1 pictures have another size than annotated" in told[0]
+    assert image(train, "odd").size == SIZE
+    assert image(train, "odd").boxes.tolist() == [[0, 0, 40, 30]]
+    assert "1 images have another size than annotated" in told[0]
     assert "VOC2007/odd, 60 x 30 in its XML and 40 x 30 when read" in told[0]
-    assert "1 boxes that reach out of their picture are clipped" in told[1]
+    assert "1 boxes that reach out of their image are clipped" in told[1]
 
 
-def test_a_picture_turned_by_its_exif_has_the_size_that_it_is_read_with(voc):
+def test_an_image_turned_by_its_exif_has_the_size_that_it_is_read_with(voc):
     folder = voc({"turned": annotation(thing(box=(1, 1, 30, 40)), size=(40, 30)),
                   "unsaid": annotation(thing(box=(1, 1, 30, 40)), size=None)})  # fmt: skip
     for name in ("turned", "unsaid"):
@@ -382,8 +382,8 @@ def test_a_picture_turned_by_its_exif_has_the_size_that_it_is_read_with(voc):
         Image.open(file).save(file, exif=exif)
     train, _ = read_voc(folder)  # no warning
     for index in (20, 21):
-        assert train.pictures[index].size == tuple(train.read(index).shape[1:]) == (40, 30)
-        assert train.pictures[index].boxes.tolist() == [[0, 0, 30, 40]]
+        assert train.images[index].size == tuple(train.read(index).shape[1:]) == (40, 30)
+        assert train.images[index].boxes.tolist() == [[0, 0, 30, 40]]
 
 
 # Boxes
@@ -399,7 +399,7 @@ def test_a_picture_turned_by_its_exif_has_the_size_that_it_is_read_with(voc):
 )
 def test_boxes_that_reach_out_are_clipped_and_counted(voc, box, kept):
     train, _, told = told_by(voc({"out": annotation(thing(box=box))}))
-    assert picture(train, "out").boxes.tolist() == [kept]
+    assert image(train, "out").boxes.tolist() == [kept]
     assert len(told) == 1 and "VOC 07 trainval: 1 boxes that reach out" in told[0]
     assert f"VOC2007/out, cat at {' '.join(map(str, box))}" in told[0]
 
@@ -422,23 +422,23 @@ def test_boxes_that_reach_out_are_clipped_and_counted(voc, box, kept):
 )
 def test_objects_without_a_box_are_left_out_and_counted(voc, bad):
     train, _, told = told_by(voc({"odd": annotation(bad, thing("dog"), bad)}))
-    assert picture(train, "odd").labels.tolist() == [1]
-    assert len(told) == 1 and "2 objects without name or box inside their picture" in told[0]
+    assert image(train, "odd").labels.tolist() == [1]
+    assert len(told) == 1 and "2 objects without name or box inside their image" in told[0]
     assert "VOC2007/odd" in told[0]
 
 
 def test_a_box_of_one_pixel_is_a_box(voc):
     train, _ = read_voc(voc({"dot": annotation(thing(box=(40, 30, 40, 30)))}))
-    assert picture(train, "dot").boxes.tolist() == [[39, 29, 40, 30]]
+    assert image(train, "dot").boxes.tolist() == [[39, 29, 40, 30]]
 
 
-def test_pictures_without_objects_are_judged_and_not_trained_on(voc):
+def test_images_without_objects_are_judged_and_not_trained_on(voc):
     train, test, told = told_by(voc({"x": annotation(), "y": annotation()}, {"z": annotation()}))
     assert len(train) == 20 and len(test) == 21
-    empty = picture(test, "z")
+    empty = image(test, "z")
     assert empty.boxes.shape == (0, 4) and empty.labels.shape == empty.difficult.shape == (0,)
     assert empty.labels.dtype == torch.int64 and empty.difficult.dtype == torch.bool
-    assert len(told) == 1 and "2 pictures without an object" in told[0] and "VOC2007/x" in told[0]
+    assert len(told) == 1 and "2 images without an object" in told[0] and "VOC2007/x" in told[0]
 
 
 @pytest.mark.parametrize("split", ["trainval", "test"])
@@ -446,7 +446,7 @@ def test_nothing_to_find_is_an_error(devkit, split):
     lists = {"trainval": many(2), "test": many(2, 50)}
     start = 0 if split == "trainval" else 50
     folder = devkit(**{**lists, split: many(2, start, annotation())})
-    with pytest.raises(ValueError, match=f"VOC 07 {split}: 2 pictures without any object"):
+    with pytest.raises(ValueError, match=f"VOC 07 {split}: 2 images without any object"):
         read_voc(folder)
 
 

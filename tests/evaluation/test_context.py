@@ -1,4 +1,4 @@
-"""The commands that judge, as a user types them, on folders of tiny pictures."""
+"""The commands that judge, as a user types them, on folders of tiny images."""
 
 import argparse
 import json
@@ -22,9 +22,9 @@ TINY = (
 
 
 @pytest.fixture
-def photos(tmp_path, make_pictures):
+def photos(tmp_path, make_images):
     counts = {"train/a": 12, "train/b": 12, "val/a": 4, "val/b": 4}
-    return make_pictures(tmp_path / "photos", counts, size=(20, 24))
+    return make_images(tmp_path / "photos", counts, size=(20, 24))
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_several_protocols_share_one_extraction(call, run, monkeypatch):
     assert made == []
 
 
-def test_runs_are_compared_side_by_side_on_the_same_pictures(call, run):
+def test_runs_are_compared_side_by_side_on_the_same_images(call, run):
     code, out, err = call("evaluate", "knn", run, "--compare", f"untrained:{run}", "pixels")
     assert code == 0, err
     rows = re.findall(r"^  (\S+) +([\d.]+) +([\d.]+)$", out, re.MULTILINE)
@@ -124,8 +124,8 @@ def test_an_untrained_network_says_so(call, photos, tmp_path, monkeypatch):
     assert code == 0 and "UNTRAINED" in err
 
 
-def test_a_flat_folder_is_judged_by_a_csv(call, run, tmp_path, make_pictures):
-    flat = make_pictures(tmp_path / "flat", {"": 20}, size=(20, 24))
+def test_a_flat_folder_is_judged_by_a_csv(call, run, tmp_path, make_images):
+    flat = make_images(tmp_path / "flat", {"": 20}, size=(20, 24))
     code, _, err = call("evaluate", "knn", run, "--data", flat)
     assert code == 2 and "--labels" in err
     rows = "".join(f"{i:03d}.jpg,{'cat' if i % 2 else 'dog'}\n" for i in range(20))
@@ -143,7 +143,7 @@ def test_embed_writes_the_backbones_output(call, run, photos, tmp_path):
     for name in ("out.npz", "out.parquet"):
         code, out, err = call("embed", run, photos, "--out", tmp_path / name)
         assert code == 0, err
-        assert out == f"{tmp_path / name}: 32 pictures, 64 dimensions\n"
+        assert out == f"{tmp_path / name}: 32 images, 64 dimensions\n"
     arrays, table = np.load(tmp_path / "out.npz"), pq.read_table(tmp_path / "out.parquet")
     assert np.array_equal(np.stack(table["embedding"].to_numpy()), arrays["embedding"])
     for column in ("file", "id", "split", "label"):
@@ -178,7 +178,7 @@ def test_files_of_one_name_have_results_of_their_own(call, photos, tmp_path, mon
 
 
 def test_a_typo_in_compare_is_found_before_any_work(call, run, monkeypatch):
-    monkeypatch.setattr(eval, "prepare", None)  # nobody may ask for pictures
+    monkeypatch.setattr(eval, "prepare", None)  # nobody may ask for images
     code, _, err = call("evaluate", "knn", run, "--compare", "runs/typo")
     assert code == 2 and "runs/typo: not found" in err
 

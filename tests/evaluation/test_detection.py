@@ -31,14 +31,14 @@ from meanshift.runtime import checkpoint, distributed
 from meanshift.viz import detections
 from tests.support.exact import assert_same
 
-COLOURS = {"lime": (40, 210, 30), "plum": (210, 30, 160)}
+COLORS = {"lime": (40, 210, 30), "plum": (210, 30, 160)}
 SMALL = config.Encoder(name="resnet10", stem="small-stride2", width=0.125)
 TINY = Recipe.of(3, size=64, batch_size=2, rois=8)
 CPU = torch.device("cpu")
 
 
 def write_voc(root, train=6, test=3, *, sides=(26, 44), suffix=".jpg"):
-    """One solid rectangle a picture, lime and plum in turn, on grey noise."""
+    """One solid rectangle an image, lime and plum in turn, on gray noise."""
     random, folder = np.random.default_rng(0), root / "VOC2007"
     for part in ("ImageSets/Main", "JPEGImages", "Annotations"):
         (folder / part).mkdir(parents=True)
@@ -50,8 +50,8 @@ def write_voc(root, train=6, test=3, *, sides=(26, 44), suffix=".jpg"):
             pixels = random.integers(90, 166, (high, wide, 3), dtype=np.uint8)
             box_high, box_wide = random.integers(*sides, 2)
             top, left = random.integers(0, high - box_high), random.integers(0, wide - box_wide)
-            label = sorted(COLOURS)[index % 2]
-            pixels[top : top + box_high, left : left + box_wide] = COLOURS[label]
+            label = sorted(COLORS)[index % 2]
+            pixels[top : top + box_high, left : left + box_wide] = COLORS[label]
             Image.fromarray(pixels).save(folder / f"JPEGImages/{name}{suffix}", quality=95)
             corners = (left + 1, top + 1, left + box_wide, top + box_high)
             placed = zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True)
@@ -64,7 +64,7 @@ def write_voc(root, train=6, test=3, *, sides=(26, 44), suffix=".jpg"):
 
 
 def truncate(root, *names):
-    """The header stays: that a picture cannot be read is found out when it is."""
+    """The header stays: that an image cannot be read is found out when it is."""
     for name in names:
         file = root / f"VOC2007/JPEGImages/{name}.jpg"
         file.write_bytes(file.read_bytes()[:900])
@@ -110,11 +110,11 @@ def as_one_of(monkeypatch):
     return pretend
 
 
-# Which pictures, in which order, mirrored or not
+# Which images, in which order, mirrored or not
 
 
 def shown(train, recipe, seed=0, *, start=0, workers=0):
-    """By place: the picture's index, its pixels and its target as the detector gets them."""
+    """By place: the image's index, its pixels and its target as the detector gets them."""
     found = {}
     rank, world, size = distributed.rank(), distributed.world_size(), recipe.batch_size
     for step, samples in detecting._batches(train, recipe, seed, start, recipe.iterations, workers):
@@ -124,7 +124,7 @@ def shown(train, recipe, seed=0, *, start=0, workers=0):
     return found
 
 
-def test_every_picture_comes_once_an_epoch_in_a_new_order(sets):
+def test_every_image_comes_once_an_epoch_in_a_new_order(sets):
     train, recipe = sets[0], Recipe.of(9, size=64, batch_size=4, rois=8)  # 36 places, 6 epochs
     places = shown(train, recipe, 5)
     assert list(places) == list(range(36))
@@ -159,17 +159,17 @@ def test_a_mirrored_box_lies_on_the_mirrored_object(tmp_path):
     train, _ = read_voc(write_voc(tmp_path, suffix=".png"))
     mirrored = []
     recipe = Recipe.of(10, size=64, batch_size=6, rois=8)
-    for index, picture, target in shown(train, recipe).values():
+    for index, image, target in shown(train, recipe).values():
         (box,), (label,) = target["boxes"].int().tolist(), target["labels"].tolist()
-        assert target["boxes"].dtype == torch.float32 and picture.dtype == torch.float32
-        assert label == int(train.pictures[index].labels) + 1  # the first is the background
+        assert target["boxes"].dtype == torch.float32 and image.dtype == torch.float32
+        assert label == int(train.images[index].labels) + 1  # the first is the background
         left, top, right, bottom = box
-        colour = torch.tensor(COLOURS[train.classes[label - 1]])[:, None, None] / 255
-        inside = torch.zeros(picture.shape[1:], dtype=torch.bool)
+        color = torch.tensor(COLORS[train.classes[label - 1]])[:, None, None] / 255
+        inside = torch.zeros(image.shape[1:], dtype=torch.bool)
         inside[top:bottom, left:right] = True
-        assert torch.equal((picture == colour).all(0), inside)
-        as_it_is = torch.equal(picture, train.read(index) / 255)
-        assert as_it_is == torch.equal(target["boxes"], train.pictures[index].boxes)
+        assert torch.equal((image == color).all(0), inside)
+        as_it_is = torch.equal(image, train.read(index) / 255)
+        assert as_it_is == torch.equal(target["boxes"], train.images[index].boxes)
         mirrored.append(not as_it_is)
     assert 15 < sum(mirrored) < 45  # of 60
     other = shown(train, recipe, 1)
@@ -214,7 +214,7 @@ def outcome(out):
     state, wrong = checkpoint.latest(folder)
     (result,) = (out / "results").glob("*.json")
     held = json.loads(result.read_text())
-    kept = ("settings", "weights", "pictures", "sizes", "unreadable")
+    kept = ("settings", "weights", "images", "sizes", "unreadable")
     return state, wrong, held["figures"], {name: held["card"][name] for name in kept}
 
 
@@ -331,20 +331,20 @@ def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_is_used(sets, tm
     assert_same(dict(again.state_dict()), dict(detector.state_dict()))
 
 
-def test_other_settings_weights_or_pictures_have_other_checkpoints(sets, tmp_path):
+def test_other_settings_weights_or_images_have_other_checkpoints(sets, tmp_path):
     train, home = sets[0], tmp_path / "home"
 
-    def folder(judged=None, pictures=train, recipe=TINY, seed=0):
-        return detecting._folder(judged or judge(home), pictures, recipe, seed)
+    def folder(judged=None, images=train, recipe=TINY, seed=0):
+        return detecting._folder(judged or judge(home), images, recipe, seed)
 
     changed = dataclasses.replace(TINY, lr=0.5)
-    fewer = dataclasses.replace(train, pictures=train.pictures[:-1])
+    fewer = dataclasses.replace(train, images=train.images[:-1])
     others = [
         folder(),
         folder(seed=1),
         folder(recipe=changed),
         folder(recipe=dataclasses.replace(TINY, iterations=4)),
-        folder(pictures=fewer),
+        folder(images=fewer),
         folder(judge(home, network=backbone(1))),
         folder(judge(home, precision="bfloat16")),
     ]
@@ -363,13 +363,13 @@ def test_a_loss_that_is_no_number_stops_with_what_to_try(sets, tmp_path):
 
 
 def first_shown(root, place=0):
-    """The name of the picture that training meets at a place."""
+    """The name of the image that training meets at a place."""
     train, _ = read_voc(root)
-    return train.pictures[shown(train, TINY)[place][0]].title.rpartition("/")[2]
+    return train.images[shown(train, TINY)[place][0]].title.rpartition("/")[2]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_unreadable_picture_to_train_on_is_replaced_and_counted(tmp_path, workers):
+def test_an_unreadable_image_to_train_on_is_replaced_and_counted(tmp_path, workers):
     root = write_voc(tmp_path / "pollen")
     order = [index for index, *_ in shown(read_voc(root)[0], TINY).values()]
     bad = order[0]
@@ -382,7 +382,7 @@ def test_an_unreadable_picture_to_train_on_is_replaced_and_counted(tmp_path, wor
     assert [[error.title for error in errors] for *_, errors in samples] == [
         [f"VOC2007/{bad:06d}"] if index == bad else [] for index in order
     ]
-    told = rf"1 pictures cannot be read.*VOC2007/{bad:06d} \(OSError.*truncated"
+    told = rf"1 images cannot be read.*VOC2007/{bad:06d} \(OSError.*truncated"
     for _ in range(2):  # the second time there is nothing left to train
         with pytest.warns(UserWarning, match=told):
             result = protocol.evaluate(judge(tmp_path, workers=workers), train, test, recipe=TINY)
@@ -390,14 +390,14 @@ def test_an_unreadable_picture_to_train_on_is_replaced_and_counted(tmp_path, wor
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_unreadable_picture_to_judge_on_is_left_out_and_counted(tmp_path, workers):
+def test_an_unreadable_image_to_judge_on_is_left_out_and_counted(tmp_path, workers):
     root = write_voc(tmp_path / "pollen", test=4)
     truncate(root, "000101")
     train, test = read_voc(root)
     detector = build_detector(backbone(), 2, recipe=TINY)
     founds, bad = detect(judge(tmp_path, workers=workers), detector, test, "detect")
     assert sorted(founds) == [0, 2, 3] and list(bad) == ["VOC2007/000101"]
-    with pytest.warns(UserWarning, match=r"1 pictures cannot be read.*VOC2007/000101 \(OSError"):
+    with pytest.warns(UserWarning, match=r"1 images cannot be read.*VOC2007/000101 \(OSError"):
         result = protocol.evaluate(judge(tmp_path, workers=workers), train, test, recipe=TINY)
     assert result.card["unreadable"] == 1 and " of 3 objects found" in result.text
 
@@ -410,7 +410,7 @@ def test_more_than_a_twentieth_that_cannot_be_read_is_an_error(call, type_it, tm
     truncate(root, *names)
     code, out, err = call(*type_it(tmp_path, *SHORT, root=root))
     assert (code, out) == (2, "")
-    told = rf"meanshift: VOC 07 {split}: 2 of (6|11) pictures cannot be read.*/{names[0]} .*most 5%"
+    told = rf"meanshift: VOC 07 {split}: 2 of (6|11) images cannot be read.*/{names[0]} .*most 5%"
     assert re.search(told, err), err
 
 
@@ -420,7 +420,7 @@ def test_nothing_that_can_be_read_is_an_error(call, type_it, tmp_path, split):
     truncate(root, *(root / f"VOC2007/ImageSets/Main/{split}.txt").read_text().split())
     code, out, err = call(*type_it(tmp_path, *SHORT, root=root))
     assert (code, out) == (2, "")
-    assert re.search(rf"meanshift: VOC 07 {split}: .*pictures? can(not)? be read", err), err
+    assert re.search(rf"meanshift: VOC 07 {split}: .*images? can(not)? be read", err), err
 
 
 def test_an_error_in_a_worker_is_told_plainly_and_ends_the_command(type_it, tmp_path):
@@ -464,7 +464,7 @@ def test_the_figures_are_those_of_the_detections(learned):
     detector, _, _ = trained(judged, train, recipe)
     detector.eval()
     seen, truths = [], []
-    for index, one in enumerate(test.pictures):
+    for index, one in enumerate(test.images):
         with torch.no_grad():
             (found,) = detector([test.read(index) / 255])
         seen.append(Found(found["boxes"], found["scores"], found["labels"] - 1))
@@ -479,7 +479,7 @@ def test_the_figures_are_those_of_the_detections(learned):
     assert list(result.figures) == ["AP", "AP50", "AP75"] + [f"{n} (COCO)" for n in named]
 
 
-def test_the_card_and_the_picture_are_written_side_by_side(learned):
+def test_the_card_and_the_image_are_written_side_by_side(learned):
     judged, train, test, recipe, result = learned
     name = f"detect-80-at-64-batch-4-rois-16-lr-0.08-{train.place}"
     path = judged.save(result)
@@ -491,7 +491,7 @@ def test_the_card_and_the_picture_are_written_side_by_side(learned):
     assert card["sizes"] == {"train": 24, "test": 12} == card["objects"]
     assert card["classes"] == ["lime", "plum"] and card["unreadable"] == 0
     assert card["data"] == f"{train.place}: VOC 07 trainval, judged on VOC 07 test"
-    assert card["weights"] == fingerprint(backbone()) and card["pictures"] == {
+    assert card["weights"] == fingerprint(backbone()) and card["images"] == {
         "train": train.fingerprint(),
         "test": test.fingerprint(),
     }
@@ -502,9 +502,9 @@ def test_the_card_and_the_picture_are_written_side_by_side(learned):
     assert settings["by seed"] == {name: [value] for name, value in result.figures.items()}
     assert (settings["processes"], settings["batch norm"]) == ([[1]], "one process")
     assert settings["proposals"] == recipe.proposals and card["root"] == str(train.root)
-    with Image.open(path.with_suffix(".png")) as picture:
-        assert picture.text["Description"] == result.text and min(picture.size) > 300
-        assert picture.text["Title"] == f"{name}: made"
+    with Image.open(path.with_suffix(".png")) as image:
+        assert image.text["Description"] == result.text and min(image.size) > 300
+        assert image.text["Title"] == f"{name}: made"
     assert len(test) == 12
 
 
@@ -544,9 +544,9 @@ def test_one_seed_has_no_deviation_and_none_is_refused(sets, tmp_path):
         protocol.evaluate(judge(tmp_path), *sets, recipe=TINY, seeds=0)
 
 
-def test_a_batch_must_have_a_picture_for_each_process(sets, tmp_path, as_one_of):
+def test_a_batch_must_have_an_image_for_each_process(sets, tmp_path, as_one_of):
     as_one_of(1, 3)
-    with pytest.raises(ValueError, match=r"3 processes share batches of 2 pictures; .*batch-size"):
+    with pytest.raises(ValueError, match=r"3 processes share batches of 2 images; .*batch-size"):
         protocol.evaluate(judge(tmp_path), *sets, recipe=TINY)
     assert not (tmp_path / "detectors").exists()
 
@@ -600,11 +600,11 @@ def test_the_command_prints_our_row_and_the_papers(call, type_it, weights, tmp_p
     ]
     assert "* the paper's table: ResNet-50" in out
     assert (
-        "heads, VOC 07 trainval: 6 pictures; VOC 07 test: 3; lime, plum; batches of 2 at 38 to 64"
+        "heads, VOC 07 trainval: 6 images; VOC 07 test: 3; lime, plum; batches of 2 at 38 to 64"
         in err
     )
-    picture = tmp_path / "out/results/detect-2-at-64-rois-8-heads.png"
-    assert picture.is_file() and f"picture: {picture}: " in err
+    image = tmp_path / "out/results/detect-2-at-64-rois-8-heads.png"
+    assert image.is_file() and f"image: {image}: " in err
     assert re.search(r"\.png: \d of 3 objects found, \d+ false alarm", err)
 
 
@@ -628,9 +628,7 @@ def test_two_weights_are_compared_and_chosen_classes_are_judged(call, type_it, w
     assert "warning: VOC 07 trainval: 3 boxes of classes that are not asked for" in err
 
 
-def test_other_pictures_seeds_and_how_many_of_them_have_results_of_their_own(
-    call, type_it, tmp_path
-):
+def test_other_images_seeds_and_how_many_of_them_have_results_of_their_own(call, type_it, tmp_path):
     root = write_voc(tmp_path / "moss/VOCdevkit")
     for more in ((), ("--seed", 3), ("--seeds", 2)):
         code, out, err = call(*type_it(tmp_path / "out", *SHORT, *more, root=root))
@@ -656,7 +654,7 @@ def test_bfloat16_is_judged_too(call, type_it, tmp_path):
     [
         (
             "detect WEIGHTS",
-            r"where are the pictures\? say --root VOCDEVKIT; need VOCdevkit/VOC2007",
+            r"where are the images\? say --root VOCDEVKIT; need VOCdevkit/VOC2007",
         ),
         ("detect WEIGHTS --root EMPTY", r"EMPTY: no VOC2007 in it; need VOCdevkit/VOC2007"),
         ("detect WEIGHTS --root NOWHERE", r"NOWHERE: no folder; need VOCdevkit/VOC2007 .*\.tar"),
@@ -700,6 +698,6 @@ def test_two_processes_train_and_judge_together_and_speak_once(type_it, tmp_path
     (result,) = (out / "results").glob("*.json")
     card = json.loads(result.read_text())["card"]
     assert card["settings"]["processes"] == [[2]] and card["sizes"] == {"train": 6, "test": 5}
-    assert card["settings"]["batch norm"] == "synchronised"
-    assert done.stderr.count("1 pictures cannot be read") == 1, done.stderr
+    assert card["settings"]["batch norm"] == "synchronized"
+    assert done.stderr.count("1 images cannot be read") == 1, done.stderr
     assert card["unreadable"] == 1

@@ -42,9 +42,9 @@ def papers():
 
 def a_batch(seed=0):
     generator = torch.Generator().manual_seed(seed)
-    pictures = [torch.rand(3, 64, 80, generator=generator) for _ in range(2)]
+    images = [torch.rand(3, 64, 80, generator=generator) for _ in range(2)]
     boxes = torch.tensor([[4.0, 6.0, 40.0, 50.0], [30.0, 20.0, 70.0, 60.0]])
-    return pictures, [{"boxes": boxes, "labels": torch.tensor([1, 2])} for _ in pictures]
+    return images, [{"boxes": boxes, "labels": torch.tensor([1, 2])} for _ in images]
 
 
 def parts(detector):
@@ -67,7 +67,7 @@ def test_the_parts_are_torchvisions(resnet):
 
 @pytest.mark.parametrize(("stem", "stride"), [("small-stride2", 8), ("imagenet", 16), ("small", 4)])
 def test_a_region_is_cut_out_where_its_box_lies(stem, stride):
-    """Of features that tell where they are: the centre of each cell, in pixels of the picture."""
+    """Of features that tell where they are: the center of each cell, in pixels of the image."""
     backbone, _ = build_backbone(config.Encoder(name="resnet10", stem=stem, width=0.125))
     cut = build_detector(backbone, 2, recipe=TINY).roi_heads.box_roi_pool
     y, x = (stride * (torch.arange(count) + 0.5) for count in (20, 30))
@@ -83,12 +83,12 @@ def test_a_region_is_cut_out_where_its_box_lies(stem, stride):
 
 def test_regions_are_proposed_on_the_third_stage(resnet):
     detector = build_detector(resnet, 2, recipe=TINY).eval()
-    pictures = torch.randn(2, 3, 64, 96, generator=torch.Generator().manual_seed(1))
+    images = torch.randn(2, 3, 64, 96, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        by_hand = resnet.maxpool(resnet.relu(resnet.bn1(resnet.conv1(pictures))))
+        by_hand = resnet.maxpool(resnet.relu(resnet.bn1(resnet.conv1(images))))
         for stage in (resnet.layer1, resnet.layer2, resnet.layer3):
             by_hand = stage(by_hand)
-        assert torch.equal(detector.backbone(pictures), by_hand)
+        assert torch.equal(detector.backbone(images), by_hand)
     assert by_hand.shape == (2, detector.backbone.out_channels, 8, 12)
 
 
@@ -247,7 +247,7 @@ def test_the_detectors_numbers_are_detectron2s_for_c4(papers):
     assert heads.box_roi_pool.stride == 16
 
 
-def test_fewer_iterations_and_smaller_pictures_make_all_of_it_smaller(resnet):
+def test_fewer_iterations_and_smaller_images_make_all_of_it_smaller(resnet):
     recipe = Recipe.of(240, size=400)
     assert (recipe.batch_size, recipe.rois, recipe.warmup) == (8, 128, 24)
     assert recipe.lr == pytest.approx(0.01) and recipe.tag == "-240-at-400"
@@ -273,7 +273,7 @@ def test_results_are_named_by_what_is_not_the_papers():
 @pytest.mark.parametrize(
     ("size", "rois", "proposed"), [(600, 288, (6_750, 1_125)), (100, 64, (1_500, 250))]
 )
-def test_smaller_pictures_have_fewer_regions_but_an_eighth_at_least(size, rois, proposed):
+def test_smaller_images_have_fewer_regions_but_an_eighth_at_least(size, rois, proposed):
     recipe = Recipe.of(size=size)
     before, _, after, _ = recipe.proposals.values()
     assert recipe.rois == rois and (before, after) == proposed
@@ -300,15 +300,15 @@ def test_settings_that_make_no_sense_are_refused(wrong):
         Recipe.of(**{"iterations": 10, **wrong})
 
 
-def test_pictures_are_resized_to_each_size_in_training_and_to_the_last_when_judged(resnet):
+def test_images_are_resized_to_each_size_in_training_and_to_the_last_when_judged(resnet):
     detector = build_detector(resnet, 2, recipe=TINY)
-    picture, resize = torch.rand(3, 100, 120), detector.transform
+    image, resize = torch.rand(3, 100, 120), detector.transform
     torch.manual_seed(0)
-    sides = [resize([picture])[0].image_sizes[0] for _ in range(200)]
+    sides = [resize([image])[0].image_sizes[0] for _ in range(200)]
     assert {min(side) for side in sides} == set(TINY.sizes) and len(TINY.sizes) == 11
     assert all(side[1] == pytest.approx(1.2 * side[0], abs=1) for side in sides)
     resize.eval()
-    assert {resize([picture])[0].image_sizes[0] for _ in range(20)} == {(64, 76)}
+    assert {resize([image])[0].image_sizes[0] for _ in range(20)} == {(64, 76)}
     assert resize([torch.rand(3, 40, 120)])[0].image_sizes[0] == (35, 107)  # not longer than that
 
 

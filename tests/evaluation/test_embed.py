@@ -1,4 +1,4 @@
-"""Embeddings in a file: each row is the right picture's, whatever the format."""
+"""Embeddings in a file: each row is the right image's, whatever the format."""
 
 import gc
 import os
@@ -39,10 +39,10 @@ def weights(encoder, tmp_path):
 
 
 @pytest.fixture
-def photos(tmp_path, make_pictures):
+def photos(tmp_path, make_images):
     """Two splits with class folders."""
     counts = {"train/ant": 3, "train/bee": 2, "val/bee": 2, "val/ant": 1}
-    return make_pictures(tmp_path / "photos", counts, size=(20, 26))
+    return make_images(tmp_path / "photos", counts, size=(20, 26))
 
 
 def read(path):
@@ -73,7 +73,7 @@ def visible(folder):
 
 
 @SUFFIXES
-def test_names_ids_splits_labels_and_embeddings_are_those_of_the_pictures(
+def test_names_ids_splits_labels_and_embeddings_are_those_of_the_images(
     weights, photos, tmp_path, suffix
 ):
     out = tmp_path / "deep" / "er" / f"a{suffix}"
@@ -116,7 +116,7 @@ def test_arrays_have_numbers_for_names(weights, tmp_path, suffix):
 
 
 @SUFFIXES
-def test_many_pictures_are_written_a_part_at_a_time(weights, photos, tmp_path, suffix, monkeypatch):
+def test_many_images_are_written_a_part_at_a_time(weights, photos, tmp_path, suffix, monkeypatch):
     embed(weights, str(photos), tmp_path / f"whole{suffix}")
     monkeypatch.setattr(module, "_ROWS", 2)
     embed(weights, str(photos), tmp_path / f"parts{suffix}")
@@ -128,8 +128,8 @@ def test_many_pictures_are_written_a_part_at_a_time(weights, photos, tmp_path, s
 
 
 @SUFFIXES
-def test_unlabelled_pictures_have_no_label(weights, tmp_path, make_pictures, suffix):
-    root = make_pictures(tmp_path / "flat", {"": 3}, size=(20, 20))
+def test_unlabeled_images_have_no_label(weights, tmp_path, make_images, suffix):
+    root = make_images(tmp_path / "flat", {"": 3}, size=(20, 20))
     out = tmp_path / f"a{suffix}"
     embed(weights, str(root), out)
     assert read(out)["label"] == [None] * 3
@@ -141,7 +141,7 @@ def test_unlabelled_pictures_have_no_label(weights, tmp_path, make_pictures, suf
 def test_a_csv_can_give_the_labels_and_leave_some_out(weights, photos, tmp_path, suffix):
     path = tmp_path / "table.csv"
     path.write_text("file,label\ntrain/ant/001.jpg,été\nval/bee/000.jpg,snow\n")
-    with pytest.warns(UserWarning, match="2 of them among the 8 pictures"):
+    with pytest.warns(UserWarning, match="2 of them among the 8 images"):
         embed(weights, str(photos), tmp_path / f"a{suffix}", labels=path)
     labels = [None, "été", None, None, None, None, "snow", None]
     assert read(tmp_path / f"a{suffix}")["label"] == labels
@@ -168,14 +168,14 @@ def test_size_and_crop_can_be_chosen(weights, photos, tmp_path):
 
 
 @SUFFIXES
-def test_an_unreadable_picture_has_no_row_and_the_others_keep_their_ids(
+def test_an_unreadable_image_has_no_row_and_the_others_keep_their_ids(
     weights, photos, tmp_path, suffix
 ):
     (photos / "train/ant/001.jpg").write_bytes(b"")
     (photos / "val/bee/001.jpg").write_bytes(b"hello")
     out = tmp_path / f"a{suffix}"
-    for _ in range(2):  # from the pictures, and from the features that are kept
-        with pytest.warns(UserWarning, match="pictures cannot be read and are left out") as told:
+    for _ in range(2):  # from the images, and from the features that are kept
+        with pytest.warns(UserWarning, match="images cannot be read and are left out") as told:
             assert embed(weights, str(photos), out) == (6, 64)
         assert ["1 of 5" in str(w.message) for w in told] == [True, False]
         assert "1 of 3" in str(told[1].message)
@@ -186,15 +186,15 @@ def test_an_unreadable_picture_has_no_row_and_the_others_keep_their_ids(
     names = ["ant/000.jpg", "ant/002.jpg", "bee/000.jpg", "bee/001.jpg"]
     assert held["file"] == [*names, "ant/000.jpg", "bee/000.jpg"]
     train = open_source(str(photos))["train"]
-    with pytest.warns(UserWarning, match="count as grey"):
+    with pytest.warns(UserWarning, match="count as gray"):
         expected = expected_rows(weights.backbone, train)
     assert np.array_equal(held["embedding"][:4], expected[[0, 2, 3, 4]])
 
 
 @SUFFIXES
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere all names are Unicode")
-def test_a_file_name_that_is_no_unicode_can_be_written(weights, tmp_path, make_pictures, suffix):
-    root = make_pictures(tmp_path / "flat", {"": 2}, size=(20, 20))
+def test_a_file_name_that_is_no_unicode_can_be_written(weights, tmp_path, make_images, suffix):
+    root = make_images(tmp_path / "flat", {"": 2}, size=(20, 20))
     (root / "001.jpg").rename(os.fsdecode(os.fsencode(root) + b"/caf\xe9.jpg"))
     embed(weights, str(root), tmp_path / f"a{suffix}")
     assert read(tmp_path / f"a{suffix}")["file"] == ["000.jpg", "caf\\udce9.jpg"]
@@ -242,11 +242,11 @@ def test_other_endings_are_refused_before_any_work(weights, photos, tmp_path, na
 
 
 @SUFFIXES
-def test_when_nothing_can_be_read_there_is_no_file(weights, tmp_path, make_pictures, suffix):
-    root = make_pictures(tmp_path / "flat", {"": 2})
+def test_when_nothing_can_be_read_there_is_no_file(weights, tmp_path, make_images, suffix):
+    root = make_images(tmp_path / "flat", {"": 2})
     for path in root.iterdir():
         path.write_bytes(b"")
-    with pytest.raises(ValueError, match="none of the 2 pictures can be read"):
+    with pytest.raises(ValueError, match="none of the 2 images can be read"):
         embed(weights, str(root), tmp_path / f"a{suffix}")
     assert visible(tmp_path) == ["flat", "run"]
 

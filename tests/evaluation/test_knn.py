@@ -18,10 +18,10 @@ from meanshift import config
 from meanshift.data import open_source
 from meanshift.data.arrays import ArraySource
 from meanshift.evaluation import knn
-from meanshift.evaluation.knn import KNNMonitor, knn_accuracy, neighbours, vote
+from meanshift.evaluation.knn import KNNMonitor, knn_accuracy, neighbors, vote
 from meanshift.models.encoder import build_backbone
 from meanshift.models.features import extract
-from meanshift.ops.image import normalise
+from meanshift.ops.image import normalize
 from meanshift.ops.topk import nearest
 
 
@@ -100,12 +100,12 @@ def test_weighted_votes_and_their_ranking_match_plain_counting(rows):
         assert got == ranked + [-1] * (len(got) - len(ranked))
 
 
-# Neighbours
+# Neighbors
 
 
 @pytest.fixture(scope="module")
 def real_features():
-    """What an encoder makes of real pictures: (training rows, labels, test rows, labels)."""
+    """What an encoder makes of real images: (training rows, labels, test rows, labels)."""
     torch.manual_seed(0)
     backbone, _ = build_backbone(config.Encoder(name="resnet10", width=0.5))
     made = []
@@ -114,10 +114,10 @@ def real_features():
     return made
 
 
-def test_neighbours_of_real_features_are_those_of_scikit_learn(real_features):
+def test_neighbors_of_real_features_are_those_of_scikit_learn(real_features):
     train, labels, test, truth = real_features
     slots, similarity = (
-        torch.cat(parts) for parts in zip(*neighbours(train, test, 20, chunk=150), strict=True)
+        torch.cat(parts) for parts in zip(*neighbors(train, test, 20, chunk=150), strict=True)
     )
     theirs = NearestNeighbors(n_neighbors=20, metric="cosine", algorithm="brute")
     distance, expected = theirs.fit(train.double().numpy()).kneighbors(test.double().numpy())
@@ -134,7 +134,7 @@ def test_top_five_counts_the_labels_with_votes_only(real_features):
     train, labels, test, truth = real_features
     got = knn_accuracy(train, labels, test, truth, ks=[3, 20], top5=True)
     assert list(got) == ["3-NN", "20-NN", "20-NN top-5"]
-    slots = torch.cat([slots for slots, _ in neighbours(train, test, 20)])
+    slots = torch.cat([slots for slots, _ in neighbors(train, test, 20)])
     right = 0
     for row, label in zip(labels[slots].tolist(), truth.tolist(), strict=True):
         counts = collections.Counter(row)
@@ -146,18 +146,18 @@ def test_top_five_counts_the_labels_with_votes_only(real_features):
 
 @pytest.mark.parametrize("rows", [7, 64, 333, 5000])
 @pytest.mark.parametrize("chunk", [1, 50, 400])
-def test_neighbours_do_not_depend_on_the_parts_in_which_they_are_sought(monkeypatch, rows, chunk):
+def test_neighbors_do_not_depend_on_the_parts_in_which_they_are_sought(monkeypatch, rows, chunk):
     train, test = random_rows(1000, 6, 1), random_rows(130, 6, 2)
-    expected = [torch.cat(parts) for parts in zip(*neighbours(train, test, 9), strict=True)]
+    expected = [torch.cat(parts) for parts in zip(*neighbors(train, test, 9), strict=True)]
     monkeypatch.setattr(knn, "ROWS", rows)
-    got = [torch.cat(parts) for parts in zip(*neighbours(train, test, 9, chunk=chunk), strict=True)]
+    got = [torch.cat(parts) for parts in zip(*neighbors(train, test, 9, chunk=chunk), strict=True)]
     assert torch.equal(got[0], expected[0])
     torch.testing.assert_close(got[1], expected[1], atol=1e-6, rtol=1e-6)
 
 
-def test_of_equally_near_pictures_the_first_is_nearer():
+def test_of_equally_near_images_the_first_is_nearer():
     train = torch.eye(4).repeat(3, 1)[:, [0, 1, 2, 3]]
-    ((slots, similarity),) = neighbours(train, torch.eye(4), 3)
+    ((slots, similarity),) = neighbors(train, torch.eye(4), 3)
     assert slots.tolist() == [[i, i + 4, i + 8] for i in range(4)]
     assert similarity.eq(1).all()
 
@@ -168,7 +168,7 @@ def test_of_copies_the_first_is_nearer_wherever_they_stand(dim):
     train = random_rows(5000, dim, 1)
     train[-13:] = train[:13]
     train[2500:2513] = train[:13]
-    ((slots, _),) = neighbours(train, train[:13], 3)
+    ((slots, _),) = neighbors(train, train[:13], 3)
     assert slots.tolist() == [[i, 2500 + i, 4987 + i] for i in range(13)]
 
 
@@ -193,11 +193,11 @@ def test_memory_is_set_by_the_chunk():
     """20,000 x 100,000 similarities would be 8 GB; the search may add 300 MB."""
     code = """
 import resource, torch
-from meanshift.evaluate.knn import neighbours
+from meanshift.evaluate.knn import neighbors
 train, test = torch.randn(100_000, 64), torch.randn(20_000, 64)
-list(neighbours(train[:5000], test[:3000], 20))
+list(neighbors(train[:5000], test[:3000], 20))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-list(neighbours(train, test, 20))
+list(neighbors(train, test, 20))
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -273,11 +273,9 @@ def test_length_does_not_matter_only_direction():
     assert got == pytest.approx(100 * expected.score(test.numpy(), truth.numpy()))
 
 
-def test_more_neighbours_than_pictures_are_refused():
+def test_more_neighbors_than_images_are_refused():
     train, labels = clusters(10, 0)
-    with pytest.raises(
-        ValueError, match=r"k = 1, 11 on 10 labelled pictures .* need k from 1 to 10"
-    ):
+    with pytest.raises(ValueError, match=r"k = 1, 11 on 10 labeled images .* need k from 1 to 10"):
         knn_accuracy(train, labels, train, labels, ks=(1, 11))
 
 
@@ -292,7 +290,7 @@ def test_a_class_that_training_lacks_is_always_wrong():
 
 def test_the_monitor_judges_the_backbone_it_is_given():
     train, held = cut("train", 500), cut("test", 100)
-    features = [normalise(pixels_of(part)).flatten(1) for part in (train, held)]
+    features = [normalize(pixels_of(part)).flatten(1) for part in (train, held)]
     expected = knn_accuracy(features[0], train.labels, features[1], held.labels)
     monitor = KNNMonitor(train, held, image_size=32)
     assert monitor(nn.Flatten()) == expected

@@ -18,7 +18,7 @@ from meanshift.evaluation import NAMES, cluster, knn, linear, linear_probe, semi
 from meanshift.evaluation.context import Result, Subject
 from meanshift.evaluation.linear_probe import (
     Recipe,
-    Standardise,
+    Standardize,
     augmented_stream,
     cached_stream,
     train_layers,
@@ -29,18 +29,18 @@ from meanshift.runtime import rng
 from meanshift.transforms.augment import TwoViews
 
 CPU = torch.device("cpu")
-COLOURS = np.array([[200, 40, 40], [40, 200, 40], [40, 40, 200], [190, 190, 30], [190, 30, 190],
+COLORS = np.array([[200, 40, 40], [40, 200, 40], [40, 40, 200], [190, 190, 30], [190, 30, 190],
                     [30, 190, 190]])  # fmt: skip
 SHORT = Recipe(lr=0.1, batch_size=64, epochs=8, milestones=(3, 6))
 
 
 def arrays(path, *, shuffled=False, train=600, test=300, seed=0):
-    """Pictures of six colours with a little noise: any crop of one shows its class."""
+    """Images of six colors with a little noise: any crop of one shows its class."""
     random = np.random.default_rng(seed)
 
     def part(count):
         labels = np.arange(count) % 6
-        pixels = COLOURS[labels][:, None, None] + random.normal(0, 12, (count, 12, 12, 3))
+        pixels = COLORS[labels][:, None, None] + random.normal(0, 12, (count, 12, 12, 3))
         labels = random.permutation(labels) if shuffled else labels
         return np.clip(pixels, 0, 255).astype(np.uint8), labels
 
@@ -49,15 +49,15 @@ def arrays(path, *, shuffled=False, train=600, test=300, seed=0):
     return str(path)
 
 
-def colours_only():
-    """The mean colour of a picture, and its square: classes are apart, and no crop changes it."""
+def colors_only():
+    """The mean color of an image, and its square: classes are apart, and no crop changes it."""
 
-    class MeanColour(nn.Module):
-        def forward(self, pictures):
-            mean = pictures.mean((2, 3))
+    class MeanColor(nn.Module):
+        def forward(self, images):
+            mean = images.mean((2, 3))
             return torch.cat([mean, mean.square()], 1)
 
-    return MeanColour()
+    return MeanColor()
 
 
 def weights_of(backbone, home):
@@ -67,8 +67,8 @@ def weights_of(backbone, home):
 @pytest.fixture
 def subject(tmp_path):
     def make(backbone=None, **options):
-        data = arrays(tmp_path / "colours.npz", **options)
-        return Subject(weights_of(backbone or colours_only(), tmp_path / "home"), data)
+        data = arrays(tmp_path / "colors.npz", **options)
+        return Subject(weights_of(backbone or colors_only(), tmp_path / "home"), data)
 
     return make
 
@@ -118,7 +118,7 @@ def test_shuffled_labels_are_only_guessed(subject, name):
 
 
 def test_every_protocol_is_tested_here():
-    others = {"transfer", "detect"}  # have tests of their own: theirs are other pictures
+    others = {"transfer", "detect"}  # have tests of their own: theirs are other images
     tested = {protocol.__name__.rpartition(".")[2] for protocol, _ in ALL.values()}
     assert tested == set(NAMES) - others
 
@@ -183,7 +183,7 @@ def test_the_layer_follows_the_papers_recipe():
     recipe = Recipe(batch_size=64, epochs=12, milestones=(5, 9))
     curves = train_layers(
         cached_stream(features, labels, recipe=recipe, seed=3, device=CPU),
-        Standardise(features),
+        Standardize(features),
         test,
         truth,
         classes=7,
@@ -214,7 +214,7 @@ def test_layers_side_by_side_are_the_same_as_alone():
     def run(lrs):
         stream = cached_stream(features, labels, recipe=recipe, seed=0, device=CPU)
         given = {"classes": 7, "recipe": recipe, "lrs": lrs, "seed": 0, "device": CPU, "steps": 5}
-        return train_layers(stream, Standardise(features), test, truth, **given)
+        return train_layers(stream, Standardize(features), test, truth, **given)
 
     both, alone = run([0.003, 0.3]), [run([0.003]), run([0.3])]
     for which in (0, 1):
@@ -223,15 +223,15 @@ def test_layers_side_by_side_are_the_same_as_alone():
 
 
 @pytest.mark.parametrize("chunk", [7, 1000])
-def test_standardised_features_have_zero_mean_and_unit_variance(chunk):
+def test_standardized_features_have_zero_mean_and_unit_variance(chunk):
     features = 3 + torch.randn(400, 5, generator=torch.Generator().manual_seed(0))
-    ready = Standardise(features, chunk=chunk)(features)
+    ready = Standardize(features, chunk=chunk)(features)
     variance = F.normalize(features, dim=1).var(0)
     torch.testing.assert_close(ready.mean(0), torch.zeros(5), atol=1e-4, rtol=0)
     torch.testing.assert_close(ready.var(0), variance / (variance + 1e-5), atol=1e-4, rtol=1e-4)
 
 
-def test_each_epoch_shows_every_picture_once_in_a_new_view(subject, resnet):
+def test_each_epoch_shows_every_image_once_in_a_new_view(subject, resnet):
     judged, recipe = subject(resnet, train=100, test=30), replace(SHORT, batch_size=32, epochs=2)
     made = list(
         augmented_stream(
@@ -302,7 +302,7 @@ def test_senseless_recipes_are_refused(given):
         Recipe.of(*given)
 
 
-def test_the_sweep_never_looks_at_the_test_pictures(tmp_path):
+def test_the_sweep_never_looks_at_the_test_images(tmp_path):
     chosen = []
     for shuffle in (False, True):
         path = tmp_path / f"{shuffle}.npz"
@@ -312,12 +312,12 @@ def test_the_sweep_never_looks_at_the_test_pictures(tmp_path):
             held["y_test"] = np.random.default_rng(1).permutation(held["y_test"])
             held["x_test"] = held["x_test"][::-1].copy()
         np.savez(path, **held)
-        judged = Subject(weights_of(colours_only(), tmp_path / "home"), str(path))
+        judged = Subject(weights_of(colors_only(), tmp_path / "home"), str(path))
         result = linear.evaluate(judged, recipe=SHORT, cached=True, sweep=(1e-5, 0.03, 0.1))
         chosen.append((result.settings["lr"], result.settings["sweep"]))
     assert chosen[0] == chosen[1]
     assert chosen[0][0] > 1e-5
-    assert chosen[0][1]["chosen on"] == "60 training pictures"
+    assert chosen[0][1]["chosen on"] == "60 training images"
 
 
 def test_a_killed_linear_evaluation_goes_on_to_the_same_figures(subject, resnet, monkeypatch):
@@ -326,11 +326,11 @@ def test_a_killed_linear_evaluation_goes_on_to_the_same_figures(subject, resnet,
     assert len(set(whole.settings["top-1 by epoch"])) > 2
     finish, calls = TwoViews.finish, []
 
-    def dies(self, pictures, epoch, ids):
+    def dies(self, images, epoch, ids):
         calls.append(epoch)
         if epoch == 4:
             raise KeyboardInterrupt
-        return finish(self, pictures, epoch, ids)
+        return finish(self, images, epoch, ids)
 
     monkeypatch.setattr(TwoViews, "finish", dies)
     with pytest.raises(KeyboardInterrupt):
@@ -338,9 +338,9 @@ def test_a_killed_linear_evaluation_goes_on_to_the_same_figures(subject, resnet,
     assert list((judged.home / "features").glob("layers-*.pt"))
     calls.clear()
 
-    def counts(self, pictures, epoch, ids):
+    def counts(self, images, epoch, ids):
         calls.append(epoch)
-        return finish(self, pictures, epoch, ids)
+        return finish(self, images, epoch, ids)
 
     monkeypatch.setattr(TwoViews, "finish", counts)
     assert linear.evaluate(judged, recipe=SHORT).settings == whole.settings
@@ -387,14 +387,14 @@ def test_a_seed_draws_the_same_cut_whatever_the_others_are(subject):
 
 
 @pytest.fixture
-def photos(tmp_path, make_pictures):
+def photos(tmp_path, make_images):
     counts = {f"{split}/{name}": 8 for split in ("train", "val") for name in "ab"}
-    return make_pictures(tmp_path / "photos", counts, size=(16, 16))
+    return make_images(tmp_path / "photos", counts, size=(16, 16))
 
 
-def test_a_list_names_the_labelled_pictures(photos, tmp_path):
+def test_a_list_names_the_labeled_images(photos, tmp_path):
     (tmp_path / "few.txt").write_text("a/000.jpg\nb/001.jpg\n\nb/002.jpg\n")
-    judged = Subject(weights_of(colours_only(), tmp_path / "home"), str(photos))
+    judged = Subject(weights_of(colors_only(), tmp_path / "home"), str(photos))
     result = semi.evaluate(
         judged, lists=[tmp_path / "few.txt"], recipe=replace(SHORT, epochs=1), cached=True
     )
@@ -423,7 +423,7 @@ def test_senseless_cuts_are_refused(subject, given, words):
 
 
 def test_fine_tuning_trains_the_network_too(subject):
-    """Behind features that show one colour only, labels can still teach the layer before them."""
+    """Behind features that show one color only, labels can still teach the layer before them."""
     torch.manual_seed(0)
     mix = nn.Conv2d(3, 6, 1)
     with torch.no_grad():
@@ -483,7 +483,7 @@ def test_kmeans_keeps_the_best_of_its_starts_and_is_repeatable():
     assert not torch.equal(assigned, cluster.kmeans(features, 12, restarts=4, seed=1)[0])
 
 
-def test_identical_pictures_leave_clusters_empty_and_nothing_breaks():
+def test_identical_images_leave_clusters_empty_and_nothing_breaks():
     assigned, spread = cluster.kmeans(torch.ones(20, 3), 4)
     assert len(assigned) == 20 and spread == pytest.approx(0, abs=1e-6)
     assert math.isfinite(spread)
@@ -491,22 +491,22 @@ def test_identical_pictures_leave_clusters_empty_and_nothing_breaks():
 
 @pytest.mark.parametrize("clusters", [-1, 21])
 def test_a_senseless_number_of_clusters_is_refused(clusters):
-    with pytest.raises(ValueError, match=rf"got {clusters} clusters for 20 pictures"):
+    with pytest.raises(ValueError, match=rf"got {clusters} clusters for 20 images"):
         cluster.kmeans(torch.ones(20, 3), clusters)
 
 
 def test_the_assignment_is_kept_for_the_figure(subject):
     judged = subject()
     path = judged.save(cluster.evaluate(judged))
-    kept, names = (np.load(path.with_suffix(".npz"))[key] for key in ("assigned", "picture"))
+    kept, names = (np.load(path.with_suffix(".npz"))[key] for key in ("assigned", "image"))
     assert kept.shape == (600,) and names.tolist() == [f"#{i}" for i in range(600)]
     for label in range(6):
         assert len(set(kept[judged.train.labels.numpy() == label])) == 1
 
 
-def test_unlabelled_pictures_can_be_clustered_and_nothing_else(tmp_path, make_pictures):
-    flat = make_pictures(tmp_path / "flat", {"": 12}, size=(16, 16))
-    judged = Subject(weights_of(colours_only(), tmp_path / "home"), str(flat))
+def test_unlabeled_images_can_be_clustered_and_nothing_else(tmp_path, make_images):
+    flat = make_images(tmp_path / "flat", {"": 12}, size=(16, 16))
+    judged = Subject(weights_of(colors_only(), tmp_path / "home"), str(flat))
     result = cluster.evaluate(judged, clusters=3)
     assert set(result.figures) == {"mean squared distance", "empty clusters"}
     assert judged.card(result)["sizes"] == {"train": 12}
@@ -523,9 +523,9 @@ def titles(source):
     return [source.title(index) for index in range(len(source))]
 
 
-def test_a_source_with_one_split_gets_a_stratified_hold_out_and_says_so(tmp_path, make_pictures):
-    whole = make_pictures(tmp_path / "all", {"a": 60, "b": 40}, size=(14, 14))
-    weights = weights_of(colours_only(), tmp_path / "home")
+def test_a_source_with_one_split_gets_a_stratified_hold_out_and_says_so(tmp_path, make_images):
+    whole = make_images(tmp_path / "all", {"a": 60, "b": 40}, size=(14, 14))
+    weights = weights_of(colors_only(), tmp_path / "home")
     judged = [Subject(weights, str(whole), seed=seed) for seed in (0, 1)]
     assert judged[0].split == "10% held out, stratified, seed 0"
     held = titles(judged[0].sources[1])
@@ -538,20 +538,20 @@ def run_on(source, seed, home, **settings):
     """Weights as those of a run that trained on a source."""
     chosen = {"data.source": str(source), "train.seed": seed, **settings}
     config_ = config.Config().with_overrides(chosen)
-    return replace(weights_of(colours_only(), home), config=config_)
+    return replace(weights_of(colors_only(), home), config=config_)
 
 
 @pytest.mark.parametrize("asked", [None, 0, 5])
-def test_a_run_is_judged_on_what_it_held_out_whatever_the_seed(tmp_path, make_pictures, asked):
-    whole = make_pictures(tmp_path / "all", {"a": 60, "b": 60}, size=(14, 14))
+def test_a_run_is_judged_on_what_it_held_out_whatever_the_seed(tmp_path, make_images, asked):
+    whole = make_images(tmp_path / "all", {"a": 60, "b": 60}, size=(14, 14))
     for held_out in ("auto", 0.3):
         weights = run_on(whole, 3, tmp_path / "home", **{"data.held_out": held_out})
         _, held = train_and_held_out(str(whole), held_out, seed=3)
         assert titles(Subject(weights, seed=asked).sources[1]) == titles(held)
 
 
-def test_partial_labels_do_not_move_what_a_run_held_out(tmp_path, make_pictures):
-    whole = make_pictures(tmp_path / "all", {"": 120}, size=(14, 14))
+def test_partial_labels_do_not_move_what_a_run_held_out(tmp_path, make_images):
+    whole = make_images(tmp_path / "all", {"": 120}, size=(14, 14))
     rows = "".join(f"{i:03d}.jpg,{'ab'[i % 2]}\n" for i in range(0, 120, 3))
     (tmp_path / "labels.csv").write_text("file,label\n" + rows)
     weights = run_on(whole, 0, tmp_path / "home", **{"data.held_out": 0.3})
@@ -562,14 +562,14 @@ def test_partial_labels_do_not_move_what_a_run_held_out(tmp_path, make_pictures)
     assert set(titles(judged.sources[1])) < set(titles(held))
 
 
-def test_a_run_that_held_nothing_out_has_seen_the_pictures_and_it_is_said(tmp_path, make_pictures):
-    whole = make_pictures(tmp_path / "all", {"a": 60, "b": 60}, size=(14, 14))
+def test_a_run_that_held_nothing_out_has_seen_the_images_and_it_is_said(tmp_path, make_images):
+    whole = make_images(tmp_path / "all", {"a": 60, "b": 60}, size=(14, 14))
     weights = run_on(whole, 0, tmp_path / "home", **{"data.held_out": "none"})
-    assert Subject(weights).split.endswith("the run has seen them unlabelled")
+    assert Subject(weights).split.endswith("the run has seen them unlabeled")
 
 
-def test_runs_that_held_out_others_are_warned_of_side_by_side(tmp_path, make_pictures):
-    whole = make_pictures(tmp_path / "all", {"a": 60, "b": 60}, size=(14, 14))
+def test_runs_that_held_out_others_are_warned_of_side_by_side(tmp_path, make_images):
+    whole = make_images(tmp_path / "all", {"a": 60, "b": 60}, size=(14, 14))
     first = Subject(run_on(whole, 0, tmp_path / "home"))
     with pytest.warns(UserWarning, match="this run held out others"):
         second = Subject(run_on(whole, 1, tmp_path / "home"), like=first)
@@ -579,31 +579,31 @@ def test_runs_that_held_out_others_are_warned_of_side_by_side(tmp_path, make_pic
     assert third.split == first.split and third.name == first.name == ""
 
 
-def test_an_unlabelled_split_cannot_be_judged_on(tmp_path, make_pictures):
-    whole = make_pictures(
+def test_an_unlabeled_split_cannot_be_judged_on(tmp_path, make_images):
+    whole = make_images(
         tmp_path / "all", {"train/a": 3, "train/b": 3, "val/a": 2, "val/b": 2, "test": 2}
     )
-    with pytest.raises(ValueError, match="no labelled split 'test'; it has val"):
-        Subject(weights_of(colours_only(), tmp_path), str(whole), split="test")
+    with pytest.raises(ValueError, match="no labeled split 'test'; it has val"):
+        Subject(weights_of(colors_only(), tmp_path), str(whole), split="test")
 
 
-def test_the_split_can_be_chosen(tmp_path, make_pictures):
+def test_the_split_can_be_chosen(tmp_path, make_images):
     counts = {
         f"{split}/{c}": n for split, n in (("train", 6), ("val", 2), ("test", 3)) for c in "ab"
     }
-    whole = str(make_pictures(tmp_path / "all", counts, size=(14, 14)))
-    weights = weights_of(colours_only(), tmp_path / "home")
+    whole = str(make_images(tmp_path / "all", counts, size=(14, 14)))
+    weights = weights_of(colors_only(), tmp_path / "home")
     assert len(Subject(weights, whole).test.source) == 4
     assert len(Subject(weights, whole, split="test").test.source) == 6
-    with pytest.raises(ValueError, match="no labelled split 'tset'; it has val, test"):
+    with pytest.raises(ValueError, match="no labeled split 'tset'; it has val, test"):
         Subject(weights, whole, split="tset")
 
 
 @pytest.mark.filterwarnings("ignore:.*cannot be read")
-def test_unreadable_pictures_are_left_out_and_counted_in_the_card(photos, tmp_path):
+def test_unreadable_images_are_left_out_and_counted_in_the_card(photos, tmp_path):
     (photos / "train" / "a" / "003.jpg").write_bytes(b"no")
     (photos / "val" / "b" / "001.jpg").write_bytes(b"")
-    judged = Subject(weights_of(colours_only(), tmp_path / "home"), str(photos))
+    judged = Subject(weights_of(colors_only(), tmp_path / "home"), str(photos))
     card = judged.card(knn.evaluate(judged, ks=[1]))
     assert card["sizes"] == {"train": 15, "test": 15} and card["unreadable"] == 2
     assert "a/003.jpg" not in [judged.train.source.title(i) for i in range(15)]
@@ -611,10 +611,10 @@ def test_unreadable_pictures_are_left_out_and_counted_in_the_card(photos, tmp_pa
     assert judged.train.labels.bincount().tolist() == [7, 8]
 
 
-def test_a_result_of_other_pictures_does_not_take_the_place_of_the_runs_own(subject, tmp_path):
+def test_a_result_of_other_images_does_not_take_the_place_of_the_runs_own(subject, tmp_path):
     judged = subject()
     path = judged.save(Result("knn", {"1-NN": 1.0}, {}))
-    assert path == tmp_path / "home" / "results" / "knn-colours.json"
+    assert path == tmp_path / "home" / "results" / "knn-colors.json"
     held = json.loads(path.read_text())
     assert held["figures"] == {"1-NN": 1.0}
     card = held["card"]
@@ -622,13 +622,13 @@ def test_a_result_of_other_pictures_does_not_take_the_place_of_the_runs_own(subj
             "image_size", "precision", "versions", "command", "date"} <= set(card)  # fmt: skip
 
 
-def test_weights_without_pictures_are_asked_for_them(tmp_path):
+def test_weights_without_images_are_asked_for_them(tmp_path):
     with pytest.raises(ValueError, match="--data SOURCE"):
-        Subject(weights_of(colours_only(), tmp_path))
+        Subject(weights_of(colors_only(), tmp_path))
 
 
 @pytest.mark.parametrize("side", [32, 48])
-def test_raw_pixels_are_centred_on_the_training_pictures(tmp_path, side):
+def test_raw_pixels_are_centered_on_the_training_images(tmp_path, side):
     random = np.random.default_rng(0)
     pixels = random.integers(0, 256, (90, side, side, 3), dtype=np.uint8) // 2 + 90
     labels = np.arange(90) % 6
@@ -639,7 +639,7 @@ def test_raw_pixels_are_centred_on_the_training_pictures(tmp_path, side):
     torch.testing.assert_close(judged.train.features.mean(0), torch.zeros(3072), atol=1e-5, rtol=0)
     assert judged.test.features.mean(0).abs().max() > 1e-3
     recipe = replace(SHORT, epochs=1)
-    for cached in (False, True):  # views are centred like the features
+    for cached in (False, True):  # views are centered like the features
         linear.evaluate(judged, recipe=recipe, cached=cached)
     stream = augmented_stream(
         judged.backbone, judged.train.source, recipe=recipe, image_size=32, seed=0, device=CPU,
@@ -658,14 +658,14 @@ def test_other_strides_are_other_weights(resnet):
 def test_a_stopped_layer_is_not_continued_with_another_preparation(photos, tmp_path, monkeypatch):
     finish, epochs = TwoViews.finish, []
 
-    def dies(self, pictures, epoch, ids):
+    def dies(self, images, epoch, ids):
         epochs.append(epoch)
         if epoch == 2 and len(epochs) < 20:
             raise KeyboardInterrupt
-        return finish(self, pictures, epoch, ids)
+        return finish(self, images, epoch, ids)
 
     monkeypatch.setattr(TwoViews, "finish", dies)
-    weights = weights_of(colours_only(), tmp_path / "home")
+    weights = weights_of(colors_only(), tmp_path / "home")
     with pytest.raises(KeyboardInterrupt):
         linear.evaluate(Subject(weights, str(photos), resize=14), recipe=SHORT)
     epochs[:] = [9] * 20

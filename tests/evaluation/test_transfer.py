@@ -1,4 +1,4 @@
-"""Linear transfer: chosen on validation, refit on both, the test pictures looked at once."""
+"""Linear transfer: chosen on validation, refit on both, the test images looked at once."""
 
 import json
 import re
@@ -40,12 +40,12 @@ class Stub(Judged):
 def noisy():
     """Three parts of overlapping classes in 20 dimensions, unequal in size."""
     generator = torch.Generator().manual_seed(3)
-    centres = torch.randn(3, 20, generator=generator)
+    centers = torch.randn(3, 20, generator=generator)
     parts, labels = [], []
     for size in (60, 45, 90):
         label = torch.multinomial(torch.tensor([0.6, 0.3, 0.1]), size, True, generator=generator)
         labels.append(label.tolist())
-        parts.append(centres[label] + 1.5 * torch.randn(size, 20, generator=generator))
+        parts.append(centers[label] + 1.5 * torch.randn(size, 20, generator=generator))
     return parts, labels
 
 
@@ -90,7 +90,7 @@ def test_the_penalty_is_the_best_on_validation_and_the_layer_is_fitted_to_both(n
     assert expected != transfer.accuracy(alone(parts[2]), test, measure)
 
 
-def test_the_test_pictures_choose_nothing(noisy):
+def test_the_test_images_choose_nothing(noisy):
     parts, labels = noisy
     one = transfer.evaluate(Stub(*parts), task(labels))
     other = transfer.evaluate(Stub(*parts), task([*labels[:2], labels[2][::-1]]))
@@ -99,7 +99,7 @@ def test_the_test_pictures_choose_nothing(noisy):
     assert one.figures != other.figures
 
 
-def test_a_class_that_only_the_test_pictures_have_is_only_wrong(noisy):
+def test_a_class_that_only_the_test_images_have_is_only_wrong(noisy):
     parts, labels = noisy
     strange = [*labels[:2], [3] * 9 + labels[2][9:]]
     whole, less = (transfer.evaluate(Stub(*parts), task(held)) for held in (labels, strange))
@@ -126,7 +126,7 @@ def test_labels_far_apart_and_strange_ones_cost_nothing(noisy):
 
 
 @pytest.mark.parametrize(("gone", "refused"), [(1, False), (2, True)])
-def test_many_unreadable_pictures_make_no_figure(gone, refused):
+def test_many_unreadable_images_make_no_figure(gone, refused):
     random = torch.Generator().manual_seed(0)
     labels = [0, 1] * 60
     rows = torch.randn(120, 4, generator=random) + torch.tensor(labels)[:, None]
@@ -140,9 +140,7 @@ def test_many_unreadable_pictures_make_no_figure(gone, refused):
 
     made = task([labels, labels, labels])
     if refused:
-        with pytest.raises(
-            ValueError, match=r"made: 2 of 120 pictures of test cannot be read; .*1%"
-        ):
+        with pytest.raises(ValueError, match=r"made: 2 of 120 images of test cannot be read; .*1%"):
             transfer.evaluate(Some(), made)
     else:
         assert transfer.evaluate(Some(), made).card["unreadable"] == 1
@@ -193,9 +191,9 @@ def judged(tmp_path):
 
 
 @pytest.fixture
-def colours(tmp_path):
-    """An .npz whose classes differ in colour."""
-    random, path = np.random.default_rng(0), tmp_path / "colours.npz"
+def colors(tmp_path):
+    """An .npz whose classes differ in color."""
+    random, path = np.random.default_rng(0), tmp_path / "colors.npz"
     labels = np.arange(60) % 3
     pixels = random.integers(0, 80, (60, 32, 32, 3), dtype=np.uint8)
     pixels[np.arange(60), :, :, labels] += 120
@@ -204,8 +202,8 @@ def colours(tmp_path):
 
 
 @pytest.fixture
-def run(call, tmp_path, make_pictures):
-    make_pictures(tmp_path / "few", {"": 8}, size=(32, 32))
+def run(call, tmp_path, make_images):
+    make_images(tmp_path / "few", {"": 8}, size=(32, 32))
     tiny = (
         "--data.image_size 32 --encoder.width 0.125 --train.batch_size 4 --method.bank_size 16 "
         "--train.device cpu --train.epochs 1 --train.warmup_epochs 0 --data.workers 0 "
@@ -217,20 +215,20 @@ def run(call, tmp_path, make_pictures):
     return tmp_path / "run"
 
 
-def test_features_are_those_of_the_other_evaluations(run, colours, call):
-    assert call("evaluate", "knn", run, "--data", colours, "--ks", 1)[0] == 0
+def test_features_are_those_of_the_other_evaluations(run, colors, call):
+    assert call("evaluate", "knn", run, "--data", colors, "--ks", 1)[0] == 0
     files = {file: file.stat().st_mtime_ns for file in (run / "features").glob("*.npy")}
     assert len(files) == 2  # of train, from which validation is drawn, and of test
-    assert call("evaluate", "transfer", run, "--add", f"mine={colours}")[0] == 0
+    assert call("evaluate", "transfer", run, "--add", f"mine={colors}")[0] == 0
     assert {file: file.stat().st_mtime_ns for file in (run / "features").glob("*.npy")} == files
 
 
-def test_parts_are_rows_of_their_whole_without_the_unreadable(tmp_path, make_pictures):
-    root = make_pictures(tmp_path / "photos", {"a": 10, "b": 10, "c": 10})
+def test_parts_are_rows_of_their_whole_without_the_unreadable(tmp_path, make_images):
+    root = make_images(tmp_path / "photos", {"a": 10, "b": 10, "c": 10})
     (root / "b" / "003.jpg").write_bytes(b"torn")
     held = task_of("photos", str(root))
     judged = Judged(load_weights("pixels"), home=tmp_path / "out", image_size=16)
-    with pytest.warns(UserWarning, match=r"1 of 30 pictures cannot be read .*b/003.jpg"):
+    with pytest.warns(UserWarning, match=r"1 of 30 images cannot be read .*b/003.jpg"):
         parts = judged.parts(held.train, held.val, held.test, resize=16, bicubic=True)
     assert sum(len(part.source) for part in parts) == 29
     for part in parts:
@@ -248,14 +246,14 @@ def test_a_small_part_of_a_large_whole_is_extracted_alone(tmp_path):
     assert sorted(sizes) == [4, 5]
 
 
-def test_bicubic_is_another_file_of_features_unless_nothing_is_resized(tmp_path, make_pictures):
+def test_bicubic_is_another_file_of_features_unless_nothing_is_resized(tmp_path, make_images):
     judged = Judged(load_weights("pixels"), home=tmp_path / "out", image_size=32)
     as_is = ArraySource(np.zeros((4, 32, 32, 3), np.uint8), np.zeros(4, np.int64), name="as is")
     for how in ({}, {"resize": 32, "bicubic": True}):
         judged.part(as_is, **how)
     files = tmp_path / "out" / "features"
     assert len(list(files.glob("*.npy"))) == 1
-    photos = task_of("photos", str(make_pictures(tmp_path / "p", {"a": 6, "b": 6}))).train
+    photos = task_of("photos", str(make_images(tmp_path / "p", {"a": 6, "b": 6}))).train
     one, other = judged.part(photos), judged.part(photos, resize=36, bicubic=True)
     assert len(list(files.glob("*.npy"))) == 3
     assert not torch.equal(one.features, other.features)
@@ -293,7 +291,7 @@ def test_all_ten_from_their_own_layouts_to_the_table_and_the_cards(ten, tmp_path
         assert card["weights"] and card["versions"] and card["date"] and "bicubic" in card["resize"]
     figures = [whole["figures"][name] for name in NAMES]
     assert whole["figures"]["mean"] == pytest.approx(sum(figures) / 10)
-    assert max(figures) == 100  # a picture's colour tells its class
+    assert max(figures) == 100  # an image's color tells its class
 
 
 def test_what_is_missing_is_named_and_the_others_are_judged(ten, tmp_path, call):
@@ -312,9 +310,9 @@ def test_a_damaged_copy_stops_before_any_work(ten, tmp_path, call):
     assert not (tmp_path / "o").exists()
 
 
-def test_own_pictures_are_added_by_name(colours, tmp_path, call):
+def test_own_images_are_added_by_name(colors, tmp_path, call):
     code, out, err = call(
-        "evaluate", "transfer", "pixels", "--add", f"mine={colours}", "--out", tmp_path / "o"
+        "evaluate", "transfer", "pixels", "--add", f"mine={colors}", "--out", tmp_path / "o"
     )
     assert code == 0, err
     assert "mine" in out and "100.00" in out and "the paper" not in out
@@ -322,10 +320,10 @@ def test_own_pictures_are_added_by_name(colours, tmp_path, call):
     assert card["sizes"] == {"train": 31, "val": 9, "test": 20}
 
 
-def test_several_weights_stand_below_each_other(run, colours, call, tmp_path, monkeypatch):
+def test_several_weights_stand_below_each_other(run, colors, call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, err = call(
-        "evaluate", "transfer", run, "--compare", "pixels", "--add", f"mine={colours}"
+        "evaluate", "transfer", run, "--compare", "pixels", "--add", f"mine={colors}"
     )
     assert code == 0, err
     assert [line.split()[0] for line in out.splitlines()[3:5]] == [str(run), "pixels"]

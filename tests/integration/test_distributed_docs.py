@@ -53,7 +53,7 @@ def with_tiny_settings(text, data, out, epochs):
 
 
 @pytest.fixture
-def pictures(tmp_path):
+def images(tmp_path):
     random = np.random.default_rng(0)
     np.savez(tmp_path / "p.npz", images=random.integers(0, 256, (48, 16, 16, 3), dtype=np.uint8))
     return tmp_path / "p.npz"
@@ -70,7 +70,7 @@ def steps(out):
     return [json.loads(line)["step"] for line in lines]
 
 
-def test_the_file_for_slurm_is_requeued_when_its_time_is_up_and_goes_on(pictures, tmp_path):
+def test_the_file_for_slurm_is_requeued_when_its_time_is_up_and_goes_on(images, tmp_path):
     folder = tmp_path / "bin"
     folder.mkdir()
     for name, text in {"srun": SRUN, "scontrol": SCONTROL}.items():
@@ -78,7 +78,7 @@ def test_the_file_for_slurm_is_requeued_when_its_time_is_up_and_goes_on(pictures
         (folder / name).chmod(0o755)
     out, asked, tasks = tmp_path / "run", tmp_path / "asked", tmp_path / "tasks"
     script = tmp_path / "job.sh"
-    script.write_text(with_tiny_settings(block("bash"), pictures, out, 40))
+    script.write_text(with_tiny_settings(block("bash"), images, out, 40))
     told = environment(
         SLURM_NTASKS="2", SLURM_JOB_ID=str(os.getpid()), SLURM_JOB_NODELIST="n1", TASKS=str(tasks),
         ASKED=str(asked),
@@ -103,14 +103,14 @@ def test_the_file_for_slurm_is_requeued_when_its_time_is_up_and_goes_on(pictures
     assert len(asked.read_text().splitlines()) == 1
 
 
-def test_the_job_for_kubernetes_joins_its_pods(pictures, tmp_path):
+def test_the_job_for_kubernetes_joins_its_pods(images, tmp_path):
     job = yaml.safe_load(block("yaml"))["spec"]
     (container,) = job["template"]["spec"]["containers"]
     command = [*container["command"], *container["args"]]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    text = with_tiny_settings(command[-1], pictures, tmp_path / "run", 2)
+    text = with_tiny_settings(command[-1], images, tmp_path / "run", 2)
     text = text.replace("--nproc-per-node 8", "--nproc-per-node 1").replace("29500", str(port))
     pods = [
         subprocess.Popen(

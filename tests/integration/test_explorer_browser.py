@@ -17,9 +17,9 @@ from tests.viz.test_explorer import (
     OF,
     add_snapshot,
     arrays,
+    image,
     log,
     make_run,
-    picture,
     png,
     served,
 )
@@ -30,10 +30,10 @@ WIDE, PHONE = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
 @pytest.fixture
 def run(tmp_path, request):
     count = getattr(request, "param", 60)
-    source = arrays(tmp_path / "pictures.npz", count=count)
+    source = arrays(tmp_path / "images.npz", count=count)
     folder = make_run(tmp_path / "run", source, epochs=(0, 2), probe=count)
     for step in (5, 10, 20):
-        log(folder, step, loss=1 / step, agreement=0.5, pictures_per_second=100.0)
+        log(folder, step, loss=1 / step, agreement=0.5, images_per_second=100.0)
     return folder
 
 
@@ -100,7 +100,7 @@ def sources(page, selector):
     return page.eval_on_selector_all(selector, "all => all.map(one => new URL(one.src).pathname)")
 
 
-def test_the_slider_moves_the_map_and_a_point_shows_its_neighbours(visit):
+def test_the_slider_moves_the_map_and_a_point_shows_its_neighbors(visit):
     page = visit()
     assert page.inner_text("#name") == "run" and "epoch 2.0 of 4" in page.inner_text("#progress")
     wait_for_tsne(page)
@@ -152,31 +152,31 @@ def test_the_map_zooms_and_is_worked_by_keyboard(visit):
     assert page.locator("#search").is_visible() and page.locator("#map").is_hidden()
 
 
-def test_colours_by_label_purity_and_cluster(visit):
+def test_colors_by_label_purity_and_cluster(visit):
     page = visit()
     wait_for_tsne(page)
     seen = {drawn(page)}
     assert page.locator(".legend li").count() == 3
     page.click(".legend button >> nth=0")
     seen.add(drawn(page))
-    page.select_option("#colour", "purity")
+    page.select_option("#color", "purity")
     page.wait_for_selector(".scale")
     seen.add(drawn(page))
-    page.select_option("#colour", "cluster")
+    page.select_option("#color", "cluster")
     page.wait_for_selector("text=cluster 3")
     seen.add(drawn(page))
     assert len(seen) == 4
 
 
-def test_the_colour_chosen_last_stays(visit):
+def test_the_color_chosen_last_stays(visit):
     page = visit()
     wait_for_map(page)
     held = []
-    page.route("**/api/colours?by=purity*", lambda route: held.append(route))
-    page.select_option("#colour", "purity")
-    page.select_option("#colour", "cluster")
+    page.route("**/api/colors?by=purity*", lambda route: held.append(route))
+    page.select_option("#color", "purity")
+    page.select_option("#color", "cluster")
     page.wait_for_selector("text=cluster 3")
-    with page.expect_response("**/api/colours?by=purity*") as late:
+    with page.expect_response("**/api/colors?by=purity*") as late:
         held[0].continue_()
     late.value.finished()
     page.wait_for_timeout(100)
@@ -184,10 +184,10 @@ def test_the_colour_chosen_last_stays(visit):
     assert "cluster 3" in page.inner_text("#legend")
 
 
-def test_an_uploaded_picture_finds_itself_first(visit, run):
+def test_an_uploaded_image_finds_itself_first(visit, run):
     page = visit(hash="#search")
     page.wait_for_selector("#search-epoch option >> nth=1", state="attached")
-    given = {"name": "mine.png", "mimeType": "image/png", "buffer": png(picture(run, 9))}
+    given = {"name": "mine.png", "mimeType": "image/png", "buffer": png(image(run, 9))}
     page.set_input_files("#file", given)
     page.wait_for_selector("#found .card >> nth=23")
     assert sources(page, "#found img")[0] == "/thumb/train/9"
@@ -204,18 +204,18 @@ def test_an_uploaded_picture_finds_itself_first(visit, run):
     assert all(path.startswith("/thumb/held/") for path in sources(page, "#found img"))
 
 
-def test_what_is_no_picture_is_refused_in_words(visit, tmp_path):
+def test_what_is_no_image_is_refused_in_words(visit, tmp_path):
     visit.allowed = "status of 400"  # said by the browser itself
     page = visit(hash="#search")
     expect(page.locator("#search-epoch option")).to_have_count(2)
     page.set_input_files("#file", {"name": "a.png", "mimeType": "image/png", "buffer": b"text"})
-    expect(page.locator("#search-status .wrong")).to_contain_text("no picture was recognised")
+    expect(page.locator("#search-status .wrong")).to_contain_text("no image was recognized")
     (tmp_path / "b.png").write_bytes(bytes(20 * 2**20 + 1))
     page.set_input_files("#file", tmp_path / "b.png")
     expect(page.locator("#search-status .wrong")).to_contain_text("b.png is larger than 20 MB")
 
 
-def test_a_selected_picture_can_be_searched_with_and_shown_on_the_map(visit):
+def test_a_selected_image_can_be_searched_with_and_shown_on_the_map(visit):
     page = visit()
     wait_for_map(page)
     page.focus("#canvas")
@@ -265,7 +265,7 @@ def test_duplicates_are_selected_and_exported(visit):
     page.keyboard.press("Escape")
     assert page.locator("#large").is_hidden()
     page.select_option("#clean-in", "train")
-    expect(page.locator("#clean-status")).to_have_text("60 of 60 pictures")
+    expect(page.locator("#clean-status")).to_have_text("60 of 60 images")
 
 
 def test_cells_are_quoted_and_no_spreadsheet_runs_them(visit):
@@ -316,7 +316,7 @@ def test_a_new_snapshot_leaves_the_list_that_is_being_cleaned(visit, run):
     until(page, "() => !state.stale")
     assert page.locator("#clean-epoch").input_value() == "2"
     page.click("#more")
-    expect(page.locator("#clean-status")).to_have_text("100 of 100 pictures")
+    expect(page.locator("#clean-status")).to_have_text("100 of 100 images")
     shown = sources(page, "#cards img")
     assert shown[:60] == before and len(set(shown)) == len(shown) == 100
 

@@ -233,7 +233,7 @@ def test_a_full_disk_names_the_file_ends_all_and_spoils_nothing(
 # Unreadable for one
 
 
-def test_a_picture_that_one_process_cannot_read_is_counted_in_all(photos, tmp_path):
+def test_an_image_that_one_process_cannot_read_is_counted_in_all(photos, tmp_path):
     seen = shutil.copytree(photos, tmp_path / "photos")
     (tmp_path / "0").mkdir()
     (tmp_path / "1").mkdir()
@@ -244,7 +244,7 @@ def test_a_picture_that_one_process_cannot_read_is_counted_in_all(photos, tmp_pa
     command = pretraining(seen, out, train__monitor_every=0)
     codes, group = run(2, command, tmp_path, cwds=[tmp_path / "0", tmp_path / "1"])
     assert codes == [0, 0], group.told
-    warned = [w["file"] for w in lines(out, "warnings.jsonl") if w["kind"] == "bad picture"]
+    warned = [w["file"] for w in lines(out, "warnings.jsonl") if w["kind"] == "bad image"]
     both = sorted([str(seen / "a" / "1.png"), str(seen / "b" / "broken.jpg")])
     assert sorted(warned) == both
     state, _ = checkpoint.latest(out / "checkpoints")
@@ -377,7 +377,7 @@ def test_too_small_a_batch_is_refused_with_one_message(words, tmp_path):
     assert "meanshift: train.batch_size: got 3 for 2 processes" in group.said(0)
 
 
-def test_other_pictures_in_one_process_are_refused_with_one_message(photos, tmp_path):
+def test_other_images_in_one_process_are_refused_with_one_message(photos, tmp_path):
     for rank in ("0", "1"):
         (tmp_path / rank).mkdir()
         shutil.copytree(photos, tmp_path / rank / "photos")
@@ -387,7 +387,7 @@ def test_other_pictures_in_one_process_are_refused_with_one_message(photos, tmp_
     codes, group = run(2, command, tmp_path, cwds=[tmp_path / "0", tmp_path / "1"])
     assert codes == [2, 2], group.told
     assert group.told.count("meanshift:") == 1 and "Traceback" not in group.told
-    assert f"{out}: process 1 sees other pictures than process 0" in group.said(0)
+    assert f"{out}: process 1 sees other images than process 0" in group.said(0)
     assert not out.exists()
 
 
@@ -424,8 +424,8 @@ def test_a_mistake_in_a_loader_worker_ends_the_run_with_it(photos, tmp_path):
 # Judging
 
 
-@pytest.mark.filterwarnings("ignore:.*pictures cannot be read")
-def test_embeddings_and_neighbours_are_those_of_one_process(stopped, photos, tmp_path, call):
+@pytest.mark.filterwarnings("ignore:.*images cannot be read")
+def test_embeddings_and_neighbors_are_those_of_one_process(stopped, photos, tmp_path, call):
     out, _, _ = stopped()
     made = {}
     for world in (1, 2):

@@ -49,7 +49,7 @@ def test_vectors_ten_lines_of_loop():
 
 @pytest.fixture
 def stripes(tmp_path):
-    """Stripes of four directions on grounds of any colour, as arrays without labels."""
+    """Stripes of four directions on grounds of any color, as arrays without labels."""
     random = np.random.default_rng(0)
     y, x = np.mgrid[:16, :16]
     made = np.empty((800, 16, 16, 3), np.uint8)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from benchmarks.scale import Load
 from meanshift import MeanShift, MemoryBank
-from meanshift.models.sync_batch_norm import SummedBatchNorm, synchronised
+from meanshift.models.sync_batch_norm import SummedBatchNorm, synchronized
 from meanshift.ops.topk import SLACK, nearest, settled
 from meanshift.runtime import distributed
 from tests.support.forked import in_processes
@@ -268,7 +268,7 @@ def calls_with(k, batch_norm_seed):
     return counted
 
 
-def test_one_neighbour_needs_no_talk_at_all():
+def test_one_neighbor_needs_no_talk_at_all():
     assert in_processes(2, calls_with, 1, None) == [[], []]
     assert in_processes(2, calls_with, 2, None) != [[], []]
     assert in_processes(2, calls_with, 1, 3) != [[], []]
@@ -277,9 +277,9 @@ def test_one_neighbour_needs_no_talk_at_all():
 # Batch norm
 
 
-def normalised(norm, x, weights, sizes):
+def normalized(norm, x, weights, sizes):
     norm, first = copy.deepcopy(norm), sum(sizes[: distributed.rank()])
-    norm = synchronised(nn.Sequential(norm), CPU)[0]
+    norm = synchronized(nn.Sequential(norm), CPU)[0]
     mine = x[first : first + sizes[distributed.rank()]].clone().requires_grad_()
     told = []
     for _ in range(2):
@@ -308,10 +308,10 @@ def test_batch_norm_over_all_is_that_of_the_whole_batch_in_value_and_gradient(
     sizes = {2: [shape[0] - 2, 2], 3: [1, shape[0] - 4, 3]}[world]
     whole, ((twice, gradients, state, judged, plain),) = (
         norm,
-        [normalised(norm, x, weights, [shape[0]])],
+        [normalized(norm, x, weights, [shape[0]])],
     )
     assert plain == kind.__name__ and whole.training
-    told = in_processes(world, normalised, norm, x, weights, sizes)
+    told = in_processes(world, normalized, norm, x, weights, sizes)
     for at in range(2):
         y = torch.cat([one[0][at][0] for one in told])
         dx = torch.cat([one[0][at][1] for one in told])
@@ -348,16 +348,16 @@ def steps(count, batch, dtype, lr, given):
         nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 16),
     )  # fmt: skip
     method = MeanShift(encoder, 16, bank_size=300, **given).to(dtype).train()
-    synchronised(method, CPU)
+    synchronized(method, CPU)
     optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], lr, 0.9)
     black = torch.zeros(2, 3, 12, 12, dtype=dtype)
     stepping = distributed.parallel(method, lambda wrapped: wrapped(black, black).loss)
-    pictures = torch.randn(500, 3, 12, 12, generator=torch.Generator().manual_seed(0)).to(dtype)
+    images = torch.randn(500, 3, 12, 12, generator=torch.Generator().manual_seed(0)).to(dtype)
     world, told = distributed.world_size(), []
     for step in range(count):
         ids = torch.randint(0, 500, (batch,), generator=torch.Generator().manual_seed(step))
         ids = own(ids)
-        views = [pictures[ids] + pictures[(ids + way + step) % 500] / 10 for way in (1, 2)]
+        views = [images[ids] + images[(ids + way + step) % 500] / 10 for way in (1, 2)]
         one = stepping(*views, ids=ids, labels=ids % 4)
         optimizer.zero_grad(set_to_none=True)
         (one.loss * (len(ids) * world / batch)).backward()
@@ -372,7 +372,7 @@ def steps(count, batch, dtype, lr, given):
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("world", [2, 4])
 def test_processes_follow_the_losses_and_purity_of_one_for_fifty_steps(world, sharded):
-    """In float32 with synchronised batch norm and shares of 8 and 9 pictures."""
+    """In float32 with synchronized batch norm and shares of 8 and 9 images."""
     given = (50, 35, torch.float32, 0.005, {"k": 5, "sharded": sharded})
     ((alone, _, held),) = in_processes(1, steps, *given)
     told = in_processes(world, steps, *given)
@@ -416,8 +416,8 @@ def counted(given, shuffle):
         counts(name)
     method = MeanShift(nn.Sequential(nn.Flatten(), nn.Linear(48, 8)), 8, bank_size=96, **given)
     method.shuffle = 7 if shuffle else None
-    pictures = own(torch.randn(24, 3, 4, 4))
-    method(pictures, pictures, ids=torch.arange(len(pictures)))
+    images = own(torch.randn(24, 3, 4, 4))
+    method(images, images, ids=torch.arange(len(images)))
     return sum(received)
 
 

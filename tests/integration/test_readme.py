@@ -34,8 +34,8 @@ def look_at(words):
         assert serving.wait(timeout=30) == 0
 
 
-def test_every_command_and_every_block_of_python_runs(tmp_path, monkeypatch, make_pictures, capsys):
-    make_pictures(tmp_path / "PHOTOS", {"cats": 60, "dogs": 60}, size=(20, 24))
+def test_every_command_and_every_block_of_python_runs(tmp_path, monkeypatch, make_images, capsys):
+    make_images(tmp_path / "PHOTOS", {"cats": 60, "dogs": 60}, size=(20, 24))
     for name in ("cifar10", "flowers102"):
         write_copy(name, tmp_path / "DATASETS", monkeypatch)
     write_voc(tmp_path / "VOCDEVKIT")

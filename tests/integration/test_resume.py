@@ -13,7 +13,7 @@ import pytest
 from meanshift.runtime import checkpoint, signals
 from tests.support.exact import assert_same
 
-TIMING = ("pictures_per_second", "seconds")
+TIMING = ("images_per_second", "seconds")
 WORKERS = "state[0].config.data.workers"
 
 
@@ -28,7 +28,7 @@ def photos(tmp_path_factory):
         for index in range(12):
             pixels = noise.integers(0, 256, (20 + index, 24, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(root / name / f"{index}.png")
-    (root / "b" / "broken.jpg").write_bytes(b"no picture")
+    (root / "b" / "broken.jpg").write_bytes(b"no image")
     return root
 
 
@@ -82,7 +82,7 @@ def outcome(out):
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     kept = [{k: v for k, v in line.items() if k not in TIMING} for line in lines]
     moments = [checkpoint.read(path) for path in sorted((out / "snapshots").glob("*.pt"))]
-    warnings = [w for w in (out / "warnings.jsonl").read_text().splitlines() if "bad picture" in w]
+    warnings = [w for w in (out / "warnings.jsonl").read_text().splitlines() if "bad image" in w]
     return state, kept, moments, warnings
 
 
@@ -161,10 +161,10 @@ def test_a_finished_run_is_left_as_it_is(photos, uninterrupted, tmp_path):
     assert_same(outcome(out), uninterrupted, unless=WORKERS)
 
 
-def test_other_pictures_are_refused(tmp_path, make_pictures):
-    other = make_pictures(tmp_path / "photos", {"a": 20, "b": 20}, size=(20, 20))
+def test_other_images_are_refused(tmp_path, make_images):
+    other = make_images(tmp_path / "photos", {"a": 20, "b": 20}, size=(20, 20))
     out = tmp_path / "run"
     finish(other, out)
     (other / "a" / "000.jpg").rename(other / "a" / "zzz.jpg")
     refused = subprocess.run(command(other, out, 0), capture_output=True, text=True, check=False)
-    assert refused.returncode == 2 and "trained on other pictures" in refused.stderr
+    assert refused.returncode == 2 and "trained on other images" in refused.stderr

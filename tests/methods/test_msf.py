@@ -31,7 +31,7 @@ def views(step, dtype=torch.float32, batch=BATCH):
 
 
 class Naive:
-    """The paper in plain loops: queue as a list, neighbours by sorting, one distance at a time."""
+    """The paper in plain loops: queue as a list, neighbors by sorting, one distance at a time."""
 
     def __init__(self, method, lr=0.05):
         self.online, self.target = copy.deepcopy(method.online), copy.deepcopy(method.target)
@@ -152,7 +152,7 @@ def test_purity_leaves_the_query_itself_out():
     assert float(different.purity) == 0
 
 
-def test_purity_counts_labelled_queries_only():
+def test_purity_counts_labeled_queries_only():
     method = MeanShift(network(), DIM, k=3, bank_size=BATCH, search_filled_only=True)
     labels = torch.zeros(BATCH, dtype=torch.int64)
     labels[0] = -1
@@ -161,7 +161,7 @@ def test_purity_counts_labelled_queries_only():
     assert method(*views(0)[:2], labels=torch.full((BATCH,), -1)).purity.isnan()
 
 
-def test_steps_without_a_labelled_picture_do_not_lower_the_mean_purity():
+def test_steps_without_a_labeled_image_do_not_lower_the_mean_purity():
     method = MeanShift(network(), DIM, k=3, bank_size=BATCH, search_filled_only=True)
     tally, unknown = Tally(), torch.full((BATCH,), -1)
     for labels in (unknown, torch.zeros(BATCH, dtype=torch.int64), unknown):
@@ -183,7 +183,7 @@ def test_same_image_is_found_when_kept_and_never_when_skipped():
 
 
 def test_too_few_eligible_rows_are_replaced_by_u_itself():
-    ids = torch.zeros(4, dtype=torch.int64)  # everything is the same picture: nothing is eligible
+    ids = torch.zeros(4, dtype=torch.int64)  # everything is the same image: nothing is eligible
     method = MeanShift(network(), DIM, k=3, bank_size=8, same_image="skip", search_filled_only=True)
     byol = MeanShift(network(), DIM, k=1)
     byol.load_state_dict({k: v for k, v in method.state_dict().items() if "bank" not in k})

@@ -32,7 +32,7 @@ def rank_of(rows):
     return float((-(share * share.clamp_min(1e-12).log()).sum()).exp())
 
 
-def test_white_rows_are_centred_and_spread_evenly():
+def test_white_rows_are_centered_and_spread_evenly():
     rows = lopsided(5000, seed=-1)
     white = seen(floor=1e-6)(rows)
     assert torch.allclose(white.norm(dim=1), torch.ones(5000))

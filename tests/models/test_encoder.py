@@ -18,13 +18,13 @@ def meta_encoder(name, *, image_size=224, dim=0, **settings):
         return Encoder(config.Encoder(name=name, **settings), image_size=image_size, dim=dim)
 
 
-def meta_pictures(size, count=2):
+def meta_images(size, count=2):
     return torch.empty(count, 3, size, size, device="meta")
 
 
 def spatial(backbone, size):
     """Side of the feature map behind the stem and behind the last stage."""
-    stem = backbone.maxpool(backbone.relu(backbone.bn1(backbone.conv1(meta_pictures(size)))))
+    stem = backbone.maxpool(backbone.relu(backbone.bn1(backbone.conv1(meta_images(size)))))
     last = stem
     for stage in (backbone.layer1, backbone.layer2, backbone.layer3, backbone.layer4):
         last = stage(last)
@@ -54,9 +54,9 @@ def test_with_torchvisions_weights_the_features_are_torchvisions():
     theirs.fc = nn.Identity()
     ours, features = build_backbone(config.Encoder(name="resnet18"))
     ours.load_state_dict(theirs.state_dict())
-    pictures = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        assert torch.equal(ours.eval()(pictures), theirs(pictures))
+        assert torch.equal(ours.eval()(images), theirs(images))
     assert features == 512
 
 
@@ -95,7 +95,7 @@ def test_the_first_layer_begins_as_torchvisions_do(stem):
 def test_width_scales_the_channels(name, width, features):
     encoder = meta_encoder(name, stem="small", width=width)
     assert encoder.features == features
-    assert encoder.backbone(meta_pictures(32)).shape == (2, features)
+    assert encoder.backbone(meta_images(32)).shape == (2, features)
     assert encoder.backbone.conv1.out_channels == max(8, 64 * width)
 
 
@@ -128,7 +128,7 @@ def test_a_head_is_linear_norm_relu_linear_with_biases():
 
 def test_the_embedding_can_have_another_size():
     encoder = meta_encoder("resnet18", stem="small", dim=48)
-    assert encoder.dim == 48 and encoder(meta_pictures(32)).shape == (2, 48)
+    assert encoder.dim == 48 and encoder(meta_images(32)).shape == (2, 48)
 
 
 @pytest.mark.parametrize(
@@ -152,13 +152,13 @@ def test_the_embedding_can_have_another_size():
 def test_torchvision_backbones_are_accepted(name, features):
     encoder = meta_encoder(name).train()
     assert encoder.features == features
-    assert encoder.backbone(meta_pictures(224)).shape == (2, features)
-    assert encoder(meta_pictures(224)).shape == (2, features // 4)
+    assert encoder.backbone(meta_images(224)).shape == (2, features)
+    assert encoder(meta_images(224)).shape == (2, features // 4)
 
 
 def test_a_vision_transformer_takes_the_size_of_the_views():
     encoder = meta_encoder("vit_b_16", image_size=64)
-    assert encoder(meta_pictures(64)).shape == (2, 192)
+    assert encoder(meta_images(64)).shape == (2, 192)
 
 
 def test_a_size_that_does_not_suit_a_transformer_is_a_users_mistake():

@@ -49,7 +49,7 @@ class Counting(nn.Module):
 
 
 class Torn(Source):
-    """Pictures in memory that are read one by one; some of them cannot be."""
+    """Images in memory that are read one by one; some of them cannot be."""
 
     def __init__(self, count, torn=()):
         self.name, self.labels, self.classes = "torn", None, []
@@ -70,7 +70,7 @@ class Torn(Source):
 
 
 def arrays(count=600, seed=0):
-    """More than two batches of pictures."""
+    """More than two batches of images."""
     random = np.random.default_rng(seed)
     pixels = random.integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)
     return ArraySource(pixels, np.arange(count) % 3, name="toy")
@@ -109,8 +109,8 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def photos(tmp_path, make_pictures):
-    return make_pictures(tmp_path / "photos", {"a": 3, "b": 2}, size=(20, 26))
+def photos(tmp_path, make_images):
+    return make_images(tmp_path / "photos", {"a": 3, "b": 2}, size=(20, 26))
 
 
 # Made once, and the same bits
@@ -182,7 +182,7 @@ def test_workers_change_no_bit(network, tmp_path, photos):
     (photos / "a/001.jpg").write_bytes(b"")
     found = []
     for workers in (0, 2):
-        with pytest.warns(UserWarning, match="1 of 5 pictures"):
+        with pytest.warns(UserWarning, match="1 of 5 images"):
             found.append(
                 keep(network, FolderSource(photos), tmp_path / str(workers), workers=workers)
             )
@@ -238,7 +238,7 @@ def test_other_weights_have_other_features(network, folder):
     assert_made_anew(network, source, folder, known)
 
 
-def test_a_picture_that_was_written_anew_has_other_features(network, folder, photos):
+def test_an_image_that_was_written_anew_has_other_features(network, folder, photos):
     known = [keep(network, FolderSource(photos), folder)[0]]
     Image.new("RGB", (26, 20), "red").save(photos / "b/001.jpg")
     rows = assert_made_anew(network, FolderSource(photos), folder, known)
@@ -252,7 +252,7 @@ def test_a_source_that_stays_open_notices_too(network, folder, photos):
     assert_made_anew(network, source, folder, known)
 
 
-def test_a_picture_that_was_added_or_removed_is_noticed(network, folder, photos):
+def test_an_image_that_was_added_or_removed_is_noticed(network, folder, photos):
     known = [keep(network, FolderSource(photos), folder)[0]]
     (photos / "a/001.jpg").rename(photos / "a/009.jpg")
     known.append(assert_made_anew(network, FolderSource(photos), folder, known))
@@ -306,7 +306,7 @@ def test_train_and_val_with_the_same_names_sizes_and_dates_are_kept_apart(
 
 
 def test_splits_of_a_named_dataset_are_kept_apart(network, folder, tmp_path, monkeypatch):
-    """DTD has as many pictures of each class to train as to judge, in the same order."""
+    """DTD has as many images of each class to train as to judge, in the same order."""
     random = np.random.default_rng(0)
     inside = tmp_path / "dtd" / "dtd"
     (inside / "labels").mkdir(parents=True)
@@ -470,7 +470,7 @@ def test_a_disc_that_is_full_from_the_start_is_named(network, folder, monkeypatc
     assert files_in(folder) == []
 
 
-# Unreadable pictures
+# Unreadable images
 
 
 @pytest.fixture(scope="module")
@@ -492,10 +492,10 @@ def untorn():
     ],
     ids=["first", "last", "border", "batch 1", "batch 2", "batch 3", "all but one", "every third"],
 )
-def test_unreadable_pictures_have_no_row(network, folder, torn, untorn):
+def test_unreadable_images_have_no_row(network, folder, torn, untorn):
     source, torn = Torn(600, torn), list(torn)
     for expected in (3, 0):
-        with pytest.warns(UserWarning, match=rf"torn: {len(torn)} of 600 pictures .*left out") as w:
+        with pytest.warns(UserWarning, match=rf"torn: {len(torn)} of 600 images .*left out") as w:
             rows, kept, calls = keep(network, source, folder)
         assert len(w) == 1
         assert f"the first is #{torn[0]} (made so)" in str(w[0].message)
@@ -507,9 +507,9 @@ def test_unreadable_pictures_have_no_row(network, folder, torn, untorn):
 
 def test_the_rows_that_are_left_have_the_bits_of_extract(network, folder):
     source = Torn(300, [2, 257])
-    with pytest.warns(UserWarning, match="2 of 300 pictures"):
+    with pytest.warns(UserWarning, match="2 of 300 images"):
         rows, kept, _ = keep(network, source, folder)
-    with pytest.warns(UserWarning, match="count as grey"):
+    with pytest.warns(UserWarning, match="count as gray"):
         whole = plainly(network, source)
     assert kept.tolist() == [index for index in range(300) if index not in (2, 257)]
     assert torch.equal(rows, whole[kept])
@@ -524,7 +524,7 @@ def test_the_header_has_one_length_whatever_the_count():
 def test_an_unreadable_file_is_counted_each_time(network, folder, photos):
     (photos / "a/002.jpg").write_bytes((photos / "a/002.jpg").read_bytes()[:200])
     for expected in (1, 0):
-        with pytest.warns(UserWarning, match=r"1 of 5 pictures .*a/002\.jpg \(\w+"):
+        with pytest.warns(UserWarning, match=r"1 of 5 images .*a/002\.jpg \(\w+"):
             rows, kept, calls = keep(network, FolderSource(photos), folder)
         assert calls == expected
         assert kept.tolist() == [0, 1, 3, 4]
@@ -534,19 +534,19 @@ def test_an_unreadable_file_is_counted_each_time(network, folder, photos):
 def test_an_unreadable_file_that_was_mended_has_its_row(network, folder, photos):
     content = (photos / "a/002.jpg").read_bytes()
     (photos / "a/002.jpg").write_bytes(b"")
-    with pytest.warns(UserWarning, match="1 of 5 pictures"):
+    with pytest.warns(UserWarning, match="1 of 5 images"):
         keep(network, FolderSource(photos), folder)
     (photos / "a/002.jpg").write_bytes(content)
     assert keep(network, FolderSource(photos), folder)[1].tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
-def test_a_link_that_leads_nowhere_is_an_unreadable_picture(network, folder, photos):
+def test_a_link_that_leads_nowhere_is_an_unreadable_image(network, folder, photos):
     (photos / "b/000.jpg").unlink()
     (photos / "b/000.jpg").symlink_to(photos / "missing.jpg")
     source = FolderSource(photos)
     for expected in (1, 0):
-        with pytest.warns(UserWarning, match=r"1 of 5 pictures .*b/000\.jpg"):
+        with pytest.warns(UserWarning, match=r"1 of 5 images .*b/000\.jpg"):
             _, kept, calls = keep(network, source, folder)
         assert calls == expected
         assert kept.tolist() == [0, 1, 2, 4]
@@ -554,11 +554,11 @@ def test_a_link_that_leads_nowhere_is_an_unreadable_picture(network, folder, pho
 
 def test_when_nothing_can_be_read_that_is_said_and_nothing_kept(network, folder):
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"none of the 300 pictures can be read.*#0.*made so"):
+        with pytest.raises(ValueError, match=r"none of the 300 images can be read.*#0.*made so"):
             keep(network, Torn(300, range(300)), folder)
         assert files_in(folder) == []
 
 
-def test_a_source_without_pictures_is_refused(network, folder):
-    with pytest.raises(ValueError, match=r"toy: no pictures"):
+def test_a_source_without_images_is_refused(network, folder):
+    with pytest.raises(ValueError, match=r"toy: no images"):
         keep(network, arrays().take(torch.arange(0)), folder)

@@ -1,4 +1,4 @@
-"""Frozen features: nothing of the model changes, order is kept, pictures are cut by the rule."""
+"""Frozen features: nothing of the model changes, order is kept, images are cut by the rule."""
 
 import copy
 
@@ -87,11 +87,11 @@ def test_extract_leaves_the_global_generator_alone(network, few):
 
 def test_features_are_the_eval_output_in_order(network, few):
     got = features_of(network.train(), few)
-    pictures = few.gather(torch.arange(len(few))).permute(0, 3, 1, 2).float() / 255
+    images = few.gather(torch.arange(len(few))).permute(0, 3, 1, 2).float() / 255
     mean, deviation = list(image.MEAN), list(image.DEVIATION)
     with torch.no_grad():
-        expected = network.eval()(TF.normalize(pictures, mean, deviation))
-        in_training = network.train()(TF.normalize(pictures, mean, deviation))
+        expected = network.eval()(TF.normalize(images, mean, deviation))
+        in_training = network.train()(TF.normalize(images, mean, deviation))
     assert got.dtype == torch.float32
     assert got.shape == (40, 128)
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
@@ -136,7 +136,7 @@ def test_small_arrays_keep_their_own_size(height, width):
 
 
 @pytest.mark.parametrize(("height", "width"), [(80, 80), (100, 70), (66, 300)])
-def test_large_arrays_are_cut_from_the_centre(height, width):
+def test_large_arrays_are_cut_from_the_center(height, width):
     source = arrays(3, height, width)
     got = prepare(source, torch.arange(3), 56)
     expected = TF.resize(torch.from_numpy(source.pixels).permute(0, 3, 1, 2), [64], antialias=True)
@@ -145,9 +145,9 @@ def test_large_arrays_are_cut_from_the_centre(height, width):
     torch.testing.assert_close(got, expected)
 
 
-def test_photos_are_resized_to_256_and_cut_to_224(tmp_path, make_pictures):
-    make_pictures(tmp_path, {"wide": 1}, size=(60, 90))
-    make_pictures(tmp_path, {"tall": 1}, size=(300, 40))
+def test_photos_are_resized_to_256_and_cut_to_224(tmp_path, make_images):
+    make_images(tmp_path, {"wide": 1}, size=(60, 90))
+    make_images(tmp_path, {"tall": 1}, size=(300, 40))
     source = FolderSource(tmp_path)
     got = prepare(source, torch.tensor([0, 1]), 224)
     assert got.shape == (2, 3, 224, 224)
@@ -157,20 +157,20 @@ def test_photos_are_resized_to_256_and_cut_to_224(tmp_path, make_pictures):
         assert torch.equal(got[index], TF.center_crop(resized, [224, 224]))
 
 
-def test_the_papers_own_crop_can_be_had(tmp_path, make_pictures):
-    source = FolderSource(make_pictures(tmp_path, {"": 1}, size=(60, 90)))
+def test_the_papers_own_crop_can_be_had(tmp_path, make_images):
+    source = FolderSource(make_images(tmp_path, {"": 1}, size=(60, 90)))
     got = prepare(source, torch.tensor([0]), 256, 256)
     expected = TF.center_crop(TF.resize(source.read(0), [256], antialias=True), [256, 256])
     assert torch.equal(got[0], expected)
 
 
-def test_small_photos_are_cut_too(tmp_path, make_pictures):
-    source = FolderSource(make_pictures(tmp_path, {"": 2}, size=(20, 30)))
+def test_small_photos_are_cut_too(tmp_path, make_images):
+    source = FolderSource(make_images(tmp_path, {"": 2}, size=(20, 30)))
     assert prepare(source, torch.arange(2), 32).shape == (2, 3, 32, 32)
 
 
-def test_an_unreadable_photo_is_grey_and_moves_no_other(tmp_path, make_pictures, network):
-    source = FolderSource(make_pictures(tmp_path, {"": 3}))
+def test_an_unreadable_photo_is_gray_and_moves_no_other(tmp_path, make_images, network):
+    source = FolderSource(make_images(tmp_path, {"": 3}))
     whole = features_of(network, source)
     (tmp_path / "001.jpg").write_bytes(b"")
     with pytest.raises(Unreadable, match=r"001\.jpg"):
@@ -179,7 +179,7 @@ def test_an_unreadable_photo_is_grey_and_moves_no_other(tmp_path, make_pictures,
     got = prepare(source, torch.arange(3), 32, bad=bad)
     assert (got[1] == 128).all()
     assert {index: error.title for index, error in bad.items()} == {1: str(tmp_path / "001.jpg")}
-    with pytest.warns(UserWarning, match=r"1 of 3 pictures cannot be read .*001\.jpg"):
+    with pytest.warns(UserWarning, match=r"1 of 3 images cannot be read .*001\.jpg"):
         features = features_of(network, source)
     torch.testing.assert_close(features[[0, 2]], whole[[0, 2]], atol=1e-4, rtol=1e-4)
     assert not torch.allclose(features[1], whole[1], atol=1e-3)

@@ -88,8 +88,8 @@ def saved(tmp_path, held, name="weights.pth", **options):
 
 @torch.no_grad()
 def features(network, size=64):
-    pictures = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
-    return network(pictures)
+    images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+    return network(images)
 
 
 def beheaded(network, layer="fc"):
@@ -117,7 +117,7 @@ def refused(spec):
     return str(caught.value)
 
 
-# Recognised by their keys.
+# Recognized by their keys.
 
 
 def authors(q, t):
@@ -220,7 +220,7 @@ def test_a_network_cut_into_a_sequence_is_found_by_its_numbers(tmp_path, online,
     assert_loaded(weights, online)
 
 
-def test_the_authors_own_resnet_50_is_recognised(tmp_path):
+def test_the_authors_own_resnet_50_is_recognized(tmp_path):
     torch.manual_seed(0)
     network = stirred(models.resnet50())
     network.fc = nn.Sequential(
@@ -271,14 +271,14 @@ WRAPPED = {
 
 
 @pytest.mark.parametrize("wrapped", WRAPPED)
-def test_a_bare_network_is_recognised_under(wrapped, tmp_path, online):
+def test_a_bare_network_is_recognized_under(wrapped, tmp_path, online):
     state = online.state_dict() | behind("fc.", nn.Linear(SLIM_FEATURES, 10).state_dict())
     weights = load_weights(saved(tmp_path, WRAPPED[wrapped](state)))
     assert weights.title == f"torchvision or timm, {TITLE}"
     assert_loaded(weights, online)
 
 
-def test_torchvisions_resnet_is_recognised(tmp_path, resnet18):
+def test_torchvisions_resnet_is_recognized(tmp_path, resnet18):
     """timm's ResNets of the plain stem have the same keys and shapes."""
     weights = load_weights(saved(tmp_path, resnet18.state_dict()))
     assert weights.title == "torchvision or timm, ResNet-18"
@@ -286,7 +286,7 @@ def test_torchvisions_resnet_is_recognised(tmp_path, resnet18):
 
 
 @pytest.mark.parametrize("metadata", [None, {"format": "pt"}])
-def test_a_safetensors_file_is_recognised(tmp_path, resnet18, metadata):
+def test_a_safetensors_file_is_recognized(tmp_path, resnet18, metadata):
     """With the note that timm and others put into it, too."""
     path = tmp_path / "model.safetensors"
     save_file(resnet18.state_dict(), path, metadata)
@@ -295,7 +295,7 @@ def test_a_safetensors_file_is_recognised(tmp_path, resnet18, metadata):
     assert_loaded(weights, beheaded(resnet18))
 
 
-def test_a_legacy_file_is_recognised(tmp_path, online):
+def test_a_legacy_file_is_recognized(tmp_path, online):
     path = saved(tmp_path, online.state_dict(), _use_new_zipfile_serialization=False)
     assert_loaded(load_weights(path), online)
 
@@ -323,7 +323,7 @@ def test_weights_in_half_precision_become_float32(tmp_path, online):
         pytest.param("regnet_x_400mf", "fc", marks=pytest.mark.slow),
     ],
 )
-def test_other_networks_of_torchvision_are_recognised(tmp_path, name, layer):
+def test_other_networks_of_torchvision_are_recognized(tmp_path, name, layer):
     torch.manual_seed(0)
     network = stirred(models.get_model(name, weights=None))
     weights = load_weights(saved(tmp_path, {"state_dict": network.state_dict()}))
@@ -651,7 +651,7 @@ def test_weights_of_torchvision_are_those_that_it_downloads(downloaded, resnet18
 
 
 @pytest.mark.slow
-def test_weights_of_torchvision_see_pictures_of_their_own_size(downloaded):
+def test_weights_of_torchvision_see_images_of_their_own_size(downloaded):
     network = stirred(models.efficientnet_b1())
     downloaded(models.EfficientNet_B1_Weights.IMAGENET1K_V1, network.state_dict())
     weights = load_weights("torchvision:efficientnet_b1:IMAGENET1K_V1")
@@ -659,7 +659,7 @@ def test_weights_of_torchvision_see_pictures_of_their_own_size(downloaded):
     assert_loaded(weights, beheaded(network, "classifier.1"))
 
 
-def test_weights_of_torchvision_see_pictures_as_they_were_trained(downloaded):
+def test_weights_of_torchvision_see_images_as_they_were_trained(downloaded):
     network = stirred(models.googlenet(init_weights=False, transform_input=True))
     downloaded(models.GoogLeNet_Weights.IMAGENET1K_V1, network.state_dict())
     weights = load_weights("torchvision:googlenet:IMAGENET1K_V1")
@@ -693,9 +693,9 @@ def run(tmp_path_factory):
     """A finished run of two epochs on random arrays."""
     root = tmp_path_factory.mktemp("run")
     random = np.random.default_rng(0)
-    np.save(root / "pictures.npy", random.integers(0, 256, (24, 16, 16, 3), dtype=np.uint8))
+    np.save(root / "images.npy", random.integers(0, 256, (24, 16, 16, 3), dtype=np.uint8))
     settings = {
-        "data.source": str(root / "pictures.npy"), "data.image_size": 16, "data.workers": 0,
+        "data.source": str(root / "images.npy"), "data.image_size": 16, "data.workers": 0,
         "data.held_out": "none", "encoder.name": "resnet10", "encoder.width": 0.125,
         "encoder.stem": "small-stride2", "method.bank_size": 16, "train.batch_size": 8,
         "train.epochs": 2, "train.warmup_epochs": 0, "train.snapshots": 2, "train.device": "cpu",

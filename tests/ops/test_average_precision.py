@@ -32,8 +32,8 @@ def truth(boxes, labels=None, difficult=None):
     )
 
 
-def random_case(seed, pictures=12, classes=4, most=12, ties=False):
-    """Whole-pixel boxes near and far from the truths; some pictures and some classes are empty."""
+def random_case(seed, images=12, classes=4, most=12, ties=False):
+    """Whole-pixel boxes near and far from the truths; some images and some classes are empty."""
     random = np.random.default_rng(seed)
 
     def boxes(count):
@@ -41,7 +41,7 @@ def random_case(seed, pictures=12, classes=4, most=12, ties=False):
         return np.concatenate([corner, corner + random.integers(1, 20, (count, 2))], 1)
 
     founds, truths = [], []
-    for _ in range(pictures):
+    for _ in range(images):
         there = boxes(random.integers(0, 5))
         kinds = random.integers(0, classes - 1, len(there))  # the last class is nowhere
         truths.append(truth(there, kinds.tolist(), (random.random(len(there)) < 0.25).tolist()))
@@ -109,26 +109,26 @@ def by_definition(founds, truths, classes):
         line = []
         for threshold in range(50, 100, 5):
             detections = sorted(
-                (-score, picture, index)
-                for picture, one in enumerate(founds)
+                (-score, image, index)
+                for image, one in enumerate(founds)
                 for index, score in enumerate(one.scores.tolist())
                 if one.labels[index] == label
             )
             taken, curve, right, wrong = set(), [], 0, 0
-            for _, picture, index in detections:
-                there = truths[picture]
+            for _, image, index in detections:
+                there = truths[image]
                 best, which = -1.0, None
                 for j, box in enumerate(there.boxes.tolist()):
                     if there.labels[j] != label:
                         continue
-                    much = overlap(founds[picture].boxes[index].tolist(), box)
+                    much = overlap(founds[image].boxes[index].tolist(), box)
                     if much > best:
                         best, which = much, j
                 if best > threshold / 100:
                     if not there.difficult[which]:
-                        right += (picture, which) not in taken
-                        wrong += (picture, which) in taken
-                        taken.add((picture, which))
+                        right += (image, which) not in taken
+                        wrong += (image, which) in taken
+                        taken.add((image, which))
                 else:
                     wrong += 1
                 curve.append((right / asked, right / max(right + wrong, 1)))
@@ -151,8 +151,8 @@ def test_cocos_rule_is_pycocotools(seed, ties):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_coco_sees_a_hundred_detections_of_a_class_in_a_picture(seed):
-    founds, truths, classes = random_case(seed, pictures=3, classes=2, most=500, ties=seed == 2)
+def test_coco_sees_a_hundred_detections_of_a_class_in_an_image(seed):
+    founds, truths, classes = random_case(seed, images=3, classes=2, most=500, ties=seed == 2)
     assert max(int(one.labels.bincount().max()) for one in founds) > 110
     got = average_precision(founds, truths, classes=classes, rule="coco")
     expected = by_pycocotools(founds, truths, classes)
@@ -186,7 +186,7 @@ def test_vocs_rule_is_its_definition(seed, ties):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("seed", range(5))
-def test_the_order_of_pictures_does_not_matter_when_scores_differ(seed, rule):
+def test_the_order_of_images_does_not_matter_when_scores_differ(seed, rule):
     founds, truths, classes = random_case(seed)
     order = np.random.default_rng(seed).permutation(len(founds))
     one = average_precision(founds, truths, classes=classes, rule=rule)
@@ -287,13 +287,13 @@ def test_bad_input_is_refused(rule):
     def judge(founds, truths, classes=2):
         return average_precision(founds, truths, classes=classes, rule=rule)
 
-    with pytest.raises(ValueError, match="1 pictures and the objects of 0"):
+    with pytest.raises(ValueError, match="1 images and the objects of 0"):
         judge([found([A], [0.5])], [])
-    with pytest.raises(ValueError, match="0 pictures"):
+    with pytest.raises(ValueError, match="0 images"):
         judge([], [])
-    with pytest.raises(ValueError, match="picture 1: labels 0 to 2; need 0 to 1"):
+    with pytest.raises(ValueError, match="image 1: labels 0 to 2; need 0 to 1"):
         judge([found([A], [0.5])] * 2, [truth([A]), truth([A], [2])])
-    with pytest.raises(ValueError, match="picture 0: labels -1"):
+    with pytest.raises(ValueError, match="image 0: labels -1"):
         judge([found([A], [0.5], [-1])], [truth([A])])
     with pytest.raises(ValueError, match="not finite"):
         judge([found([A], [math.nan])], [truth([A])])
@@ -303,7 +303,7 @@ def test_bad_input_is_refused(rule):
         judge([found([A], [0.5])], [truth([A], difficult=[True])])
 
 
-# For the picture
+# For the image
 
 
 def test_matched_tells_who_found_what():
@@ -327,6 +327,6 @@ def test_matched_asks_for_the_class_and_takes_difficult_objects_last():
 
 
 @pytest.mark.parametrize(("one", "there"), [([], [A]), ([A], []), ([], [])])
-def test_matched_knows_empty_pictures(one, there):
+def test_matched_knows_empty_images(one, there):
     of_found, of_truth = matched(found(one, [0.9] * len(one)), truth(there))
     assert of_found.tolist() == [-1] * len(one) and of_truth.tolist() == [-1] * len(there)

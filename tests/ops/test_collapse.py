@@ -50,7 +50,7 @@ def test_spread_between_is_what_the_mean_leaves():
     assert spread(torch.tensor([[1.0, 0.0], [0.0, 1.0]])) == pytest.approx(0.5**0.5)
 
 
-def test_stability_is_the_share_of_neighbours_kept_in_any_order():
+def test_stability_is_the_share_of_neighbors_kept_in_any_order():
     before = torch.tensor([[1, 2, 3], [4, 5, 6]])
     assert stability(before, before.flip(1)) == 1
     assert stability(before, before + 10) == 0

@@ -13,14 +13,14 @@ from benchmarks.transfer import bench_transfer
 from meanshift.ops.logistic_regression import PENALTIES, Problem
 
 
-def blobs(pictures, width, classes, *, apart=1.0, seed=0):
+def blobs(images, width, classes, *, apart=1.0, seed=0):
     """Features like a network's: not negative, correlated, in classes that overlap."""
     generator = torch.Generator().manual_seed(seed)
-    labels = torch.arange(pictures) % classes
+    labels = torch.arange(images) % classes
     hidden = apart * torch.randn(classes, 8, generator=generator)[labels]
-    hidden += torch.randn(pictures, 8, generator=generator)
+    hidden += torch.randn(images, 8, generator=generator)
     mixed = hidden @ torch.randn(8, width, generator=generator)
-    return (mixed + torch.randn(pictures, width, generator=generator)).relu(), labels
+    return (mixed + torch.randn(images, width, generator=generator)).relu(), labels
 
 
 def loss_of(features, labels, weight, bias, penalty):
@@ -37,10 +37,10 @@ def test_the_penalties_are_the_papers():
     assert max(ratios) == pytest.approx(min(ratios)) and min(ratios) > 1
 
 
-@pytest.mark.parametrize(("pictures", "width"), [(300, 40), (60, 90)], ids=["tall", "wide"])
+@pytest.mark.parametrize(("images", "width"), [(300, 40), (60, 90)], ids=["tall", "wide"])
 @pytest.mark.parametrize("penalty", [1e3, 1.0, 1e-2])
-def test_the_optimum_is_scikit_learns(pictures, width, penalty):
-    features, labels = blobs(pictures, width, 5)
+def test_the_optimum_is_scikit_learns(images, width, penalty):
+    features, labels = blobs(images, width, 5)
     theirs = LogisticRegression(C=1 / penalty, tol=1e-12, max_iter=20_000)
     theirs.fit(features.double().numpy(), labels.numpy())
     weight, bias = torch.from_numpy(theirs.coef_), torch.from_numpy(theirs.intercept_)
@@ -54,7 +54,7 @@ def test_the_optimum_is_scikit_learns(pictures, width, penalty):
 
 
 def test_real_features_are_fitted_as_scikit_learn_fits_them():
-    """8 x 8 pictures of digits, whose pixels are far from independent."""
+    """8 x 8 images of digits, whose pixels are far from independent."""
     pixels, labels = (torch.from_numpy(held) for held in load_digits(return_X_y=True))
     features = pixels.float() / 16
     for layer in Problem(features, labels, classes=10).path():
@@ -80,7 +80,7 @@ def test_every_layer_of_the_path_is_an_optimum():
 
 
 def test_separable_classes_are_followed_to_the_weakest_penalty():
-    """Where float32 would round the loss away: a few millionths for each picture."""
+    """Where float32 would round the loss away: a few millionths for each image."""
     features, labels = blobs(120, 200, 3, apart=4.0)
     last = list(Problem(features, labels, classes=3).path())[-1]
     assert last.converged and last.loss < 1e-3
@@ -101,7 +101,7 @@ def test_where_features_lie_does_not_matter_but_their_scale_does():
     features, labels = blobs(200, 30, 4)
     base = Problem(features, labels, classes=4).fit(1.0).loss
     moved = Problem(features + 100, labels, classes=4).fit(1.0)
-    assert moved.loss == pytest.approx(base, rel=1e-3)  # the bias is not penalised
+    assert moved.loss == pytest.approx(base, rel=1e-3)  # the bias is not penalized
     assert Problem(3 * features, labels, classes=4).fit(1.0).loss < 0.9 * base
 
 
@@ -113,7 +113,7 @@ def test_features_that_say_nothing_give_the_classes_shares(width):
     assert chance.tolist() == pytest.approx([0.75, 0.25], abs=1e-3)
 
 
-def test_a_class_without_pictures_is_never_predicted():
+def test_a_class_without_images_is_never_predicted():
     features, labels = blobs(90, 20, 3)
     layer = Problem(features, labels, classes=5).fit(1.0)
     assert set(layer(features).tolist()) <= {0, 1, 2}
@@ -127,7 +127,7 @@ def test_the_same_bits_again():
 
 
 def test_the_bench_tells_both_times_and_whose_loss_is_lower():
-    told = bench_transfer(rounds=1, pictures=60, width=12, classes=3)
+    told = bench_transfer(rounds=1, images=60, width=12, classes=3)
     assert "60 x 12 features, 3 classes, 45 penalties from 100000 to 1e-06" in told
     assert re.search(r"scikit-learn's fits / our path +\d", told)
     least, above = re.search(

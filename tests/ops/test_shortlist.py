@@ -1,4 +1,4 @@
-"""The search by bytes: bounds never below the products, and the neighbours of brute force."""
+"""The search by bytes: bounds never below the products, and the neighbors of brute force."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from meanshift.evaluation import knn
-from meanshift.evaluation.knn import neighbours
+from meanshift.evaluation.knn import neighbors
 from meanshift.ops import shortlist
 from meanshift.ops.shortlist import Shortlist, _Asked, _Rounded, multiplies_bytes
 from meanshift.ops.topk import nearest
@@ -80,9 +80,9 @@ def made(kind, seed, count, dim):
 
 def assert_bounded(queries, rows):
     """For the sum with `along`, and for the bar as the search makes it, which must be exceeded."""
-    centre = rows.mean(0)
-    asked = _Asked(queries, centre, float(rows.norm(dim=1).max()))
-    bound = _Rounded(rows, centre).bound(asked)
+    center = rows.mean(0)
+    asked = _Asked(queries, center, float(rows.norm(dim=1).max()))
+    bound = _Rounded(rows, center).bound(asked)
     assert bound.shape == (len(queries), -(-len(rows) // 64) * 64)
     assert bound[:, len(rows) :].eq(-torch.inf).all()
     bound = bound[:, : len(rows)]
@@ -196,10 +196,10 @@ import resource, torch
 from meanshift.shortlist import _Rounded
 torch.set_num_threads(1)
 rows = torch.randn(20_000, 1024)
-centre = rows.mean(0)
-_Rounded(rows[:2048], centre)  # what is loaded by the first call
+center = rows.mean(0)
+_Rounded(rows[:2048], center)  # what is loaded by the first call
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-_Rounded(rows, centre)
+_Rounded(rows, center)
 print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
 """
 
@@ -217,7 +217,7 @@ def test_rows_are_rounded_without_copies_of_all_of_them():
 )
 def test_slices_are_rounded_as_all_rows_at_once(monkeypatch, count, dim, threads):
     rows, packed = random_rows(count, dim) + 0.3, []
-    rows[0], centre = rows.mean(0), rows.mean(0)  # a row of nearly zeros among them
+    rows[0], center = rows.mean(0), rows.mean(0)  # a row of nearly zeros among them
     prepack = torch.ops.onednn.qlinear_prepack
 
     def noted(whole, shape):
@@ -228,8 +228,8 @@ def test_slices_are_rounded_as_all_rows_at_once(monkeypatch, count, dim, threads
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        got = _Rounded(rows, centre)
-        y = rows - centre
+        got = _Rounded(rows, center)
+        y = rows - center
         scale = y.abs().amax(1, keepdim=True) / 127
         scale = torch.where(scale > 0, scale, 1.0)
         whole = (y / scale).round().clamp(-127, 127)
@@ -238,7 +238,7 @@ def test_slices_are_rounded_as_all_rows_at_once(monkeypatch, count, dim, threads
         assert torch.equal(got.scale[:count], scale[:, 0]) and got.scale[count:].eq(1).all()
         assert torch.equal(got.length, (whole * scale).norm(dim=1))
         assert torch.equal(got.error, (y - whole * scale).norm(dim=1))
-        torch.testing.assert_close(got.offset[:count], y @ centre)  # its order is the library's
+        torch.testing.assert_close(got.offset[:count], y @ center)  # its order is the library's
         assert got.offset[count:].eq(-torch.inf).all()
     finally:
         torch.set_num_threads(before)
@@ -255,7 +255,7 @@ def exact(rows, queries, count):
 
 
 def assert_as_near(rows, queries, found, atol=1e-6):
-    """The neighbours of brute force, but for swaps of those that float32 makes equal."""
+    """The neighbors of brute force, but for swaps of those that float32 makes equal."""
     slots, best = found
     expected, similarity = exact(rows, queries, slots.shape[1])
     assert (slots == expected).double().mean() > 0.99
@@ -400,9 +400,9 @@ def test_bars_are_set_by_good_rows(pairs):
     """By the most promising ones, of whatever blocks; with worse ones the lists were longer."""
     rows, queries = flat(9000, 64, 1), flat(50, 64, 2)
     Shortlist(rows, chunk_bytes=BYTES).nearest(queries, 10)
-    centre = rows.mean(0)
-    asked = _Asked(queries, centre, 1.0)
-    bound = _Rounded(rows, centre).bound(asked)[:, :9000] + asked.along
+    center = rows.mean(0)
+    asked = _Asked(queries, center, 1.0)
+    bound = _Rounded(rows, center).bound(asked)[:, :9000] + asked.along
     least = (bound > exact(rows, queries, 10)[1][:, -1:]).sum()
     assert least <= pairs[1] < 1.3 * least
 
@@ -446,15 +446,15 @@ def test_rows_that_are_no_numbers_are_left_to_the_plain_search(wrong):
 @pytest.mark.usefixtures("worth")
 def test_without_a_product_of_bytes_the_plain_search_finds_the_same(parts, monkeypatch):
     train, test = flat(3000, 48, 1), flat(40, 48, 2)
-    assert_as_near(train, test, both(*neighbours(train, test, 2)))
+    assert_as_near(train, test, both(*neighbors(train, test, 2)))
     assert parts["bytes"] == [40]
     monkeypatch.setattr(shortlist, "multiplies_bytes", lambda: False)
     assert Shortlist.of(train, [test], 2) is None
-    assert_as_near(train, test, both(*neighbours(train, test, 2)))
+    assert_as_near(train, test, both(*neighbors(train, test, 2)))
     assert parts["bytes"] == [40]
 
 
-# Neighbours
+# Neighbors
 
 
 def both(*found):
@@ -463,7 +463,7 @@ def both(*found):
 
 @pytest.fixture
 def always(monkeypatch):
-    """By bytes however small the search, as long as there are as many blocks as neighbours."""
+    """By bytes however small the search, as long as there are as many blocks as neighbors."""
 
     def of(rows, _queries, count, *, chunk_bytes):
         made.append(len(rows))
@@ -476,9 +476,9 @@ def always(monkeypatch):
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 1500), (14, 1500), (200, 13_350)])
-def test_neighbours_are_those_of_float64(always, parts, count, size):
+def test_neighbors_are_those_of_float64(always, parts, count, size):
     train, test = flat(size, 48, 1), flat(40, 48, 2)
-    found = both(*neighbours(3 * train, test / 3, count, chunk=17))
+    found = both(*neighbors(3 * train, test / 3, count, chunk=17))
     assert always == [size] and parts == {"bytes": [17, 17, 6], "plain": []}
     assert_as_near(train, test, found)
 
@@ -487,17 +487,17 @@ def test_neighbours_are_those_of_float64(always, parts, count, size):
 def test_parts_of_the_training_rows_change_nothing(always, monkeypatch, rows):
     train, test = flat(1500, 48, 1), flat(40, 48, 2)
     monkeypatch.setattr(knn, "ROWS", rows)
-    assert_as_near(train, test, both(*neighbours(train, test, 2)))
+    assert_as_near(train, test, both(*neighbors(train, test, 2)))
     assert always == [min(rows, 1500 - at) for at in range(0, 1500, rows)]
 
 
 def test_a_large_search_is_by_bytes_without_being_told(parts, monkeypatch):
     train, test = flat(8000, 128, 1, 0.5), flat(600, 128, 2, 0.5)
     monkeypatch.setattr(shortlist, "_WORTH", 8000 * 128 * 600 + 1)
-    expected = both(*neighbours(train, test, 2, chunk=550))
+    expected = both(*neighbors(train, test, 2, chunk=550))
     assert parts["bytes"] == []
     monkeypatch.setattr(shortlist, "_WORTH", 8000 * 128 * 600)
-    found = both(*neighbours(train, test, 2, chunk=550))
+    found = both(*neighbors(train, test, 2, chunk=550))
     assert parts["bytes"] == [512, 38, 50]
     assert_as_near(train, test, found)
     assert (found[0] == expected[0]).double().mean() > 0.999
@@ -508,7 +508,7 @@ def test_a_large_search_is_by_bytes_without_being_told(parts, monkeypatch):
 def test_of_copies_the_first_is_nearer(parts):
     train = flat(5000, 96, 1)
     train[-13:], train[2500:2513] = train[:13], train[:13]
-    ((slots, _),) = neighbours(train, train[:13], 3)
+    ((slots, _),) = neighbors(train, train[:13], 3)
     assert slots.tolist() == [[i, 2500 + i, 4987 + i] for i in range(13)]
     assert parts["bytes"] == [13]
 
@@ -519,7 +519,7 @@ def test_zero_rows_and_rows_in_order_of_class_are_no_trouble(parts):
     train = train[(train @ train[0]).argsort()]
     train[100:104] = 0
     test = torch.cat([flat(50, 48, 2, 2.0), torch.zeros(1, 48)])
-    slots, similarity = both(*neighbours(train, test, 20))
+    slots, similarity = both(*neighbors(train, test, 20))
     assert parts["bytes"] == [51]
     assert_as_near(train, test[:-1], (slots[:-1], similarity[:-1]))
     assert len(set(slots[-1].tolist())) == 20
@@ -540,9 +540,9 @@ def test_rows_and_queries_of_hardly_any_length_are_searched(length):
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
 def test_a_query_that_is_no_number_does_not_spoil_the_others(wrong):
     train, test = flat(4096, 16, 1), flat(9, 16, 2)
-    expected = both(*neighbours(train, test, 4))[0]
+    expected = both(*neighbors(train, test, 4))[0]
     test[3, 5] = wrong
-    slots, _ = both(*neighbours(train, test, 4))
+    slots, _ = both(*neighbors(train, test, 4))
     keep = torch.arange(9) != 3
     assert torch.equal(slots[keep], expected[keep])
 
@@ -550,5 +550,5 @@ def test_a_query_that_is_no_number_does_not_spoil_the_others(wrong):
 @pytest.mark.usefixtures("worth")
 def test_queries_of_another_type_are_searched():
     train, test = flat(4096, 16, 1), flat(9, 16, 2)
-    slots, _ = both(*neighbours(train, test.double(), 4))
+    slots, _ = both(*neighbors(train, test.double(), 4))
     assert torch.equal(slots, exact(train, test, 4)[0])

@@ -71,24 +71,24 @@ def table(path):
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    """200 red, green and blue pictures to train on and 60 to judge with."""
+def images(tmp_path_factory):
+    """200 red, green and blue images to train on and 60 to judge with."""
     random, arrays = np.random.default_rng(0), {}
     for part, count in {"train": 200, "test": 60}.items():
         labels = np.arange(count) % 3
         pixels = random.integers(0, 60, (count, 16, 16, 3))
         pixels[np.arange(count), :, :, labels] += 180
         arrays |= {f"x_{part}": pixels.astype(np.uint8), f"y_{part}": labels}
-    path = tmp_path_factory.mktemp("pictures") / "a <i>leaning name.npz"
+    path = tmp_path_factory.mktemp("images") / "a <i>leaning name.npz"
     np.savez(path, **arrays)
     return path
 
 
 @pytest.fixture(scope="module")
-def made(pictures, tmp_path_factory):
+def made(images, tmp_path_factory):
     """Two studies whose runs were typed by hand, as the plan says."""
     out = tmp_path_factory.mktemp("made") / "out"
-    words = command("main same-view", pictures, out)
+    words = command("main same-view", images, out)
     plan = said([*words, "--plan"])
     untouched = not out.exists()
     for line in plan.splitlines():
@@ -227,10 +227,10 @@ def test_a_claim_of_collapse_needs_the_alarm_in_every_seed(epochs, verdict, why)
 # Studies
 
 
-def somewhere(scale, pictures=2_000_000):
-    """A scale on pictures that need not be there."""
+def somewhere(scale, images=2_000_000):
+    """A scale on images that need not be there."""
     config = recipe(SCALES[scale].recipe).with_overrides(SCALES[scale].changes)
-    return Base(scale, SCALES[scale], config, pictures, 10, "test")
+    return Base(scale, SCALES[scale], config, images, 10, "test")
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -297,8 +297,8 @@ def test_the_rows_of_a_study_differ_in_what_they_are_named_for(tmp_path):
         assert config.views.same_view == ("same" in title)
 
 
-def test_every_column_of_a_study_is_found_in_a_run(made, pictures):
-    job = reproduction("main", pictures, made.out).jobs[2]
+def test_every_column_of_a_study_is_found_in_a_run(made, images):
+    job = reproduction("main", images, made.out).jobs[2]
     for make in STUDIES.values():
         study = make((128_000, 1_024_000))
         for column in [] if study.measured else study.columns:
@@ -312,7 +312,7 @@ def test_columns_say_what_must_be_judged():
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_a_picture_is_drawn_of_what_is_there(name):
+def test_an_image_is_drawn_of_what_is_there(name):
     study = STUDIES[name]((256, 128_000, 1_024_000))
 
     def sheet(*given):
@@ -333,7 +333,7 @@ def test_a_picture_is_drawn_of_what_is_there(name):
 
 
 @pytest.fixture
-def unlabelled(tmp_path):
+def unlabeled(tmp_path):
     np.savez(tmp_path / "bare.npz", x_train=np.zeros((40, 16, 16, 3), np.uint8))
     return str(tmp_path / "bare.npz")
 
@@ -352,18 +352,18 @@ def unlabelled(tmp_path):
     ],
 )
 def test_what_cannot_be_done_is_refused_with_what_to_type(
-    call, pictures, unlabelled, tmp_path, words, told
+    call, images, unlabeled, tmp_path, words, told
 ):
-    known = {"HERE": pictures, "BARE": unlabelled}
+    known = {"HERE": images, "BARE": unlabeled}
     given = [known.get(word, word) for word in words.split()]
     code, _, wrong = call("reproduce", *given, "--out", tmp_path / "out")
     assert code == 2 and told in wrong and "Traceback" not in wrong
     assert not (tmp_path / "out").exists()
 
 
-def test_the_last_bank_is_as_large_as_the_data(pictures):
-    base = Base.of("smoke", data=str(pictures), overrides={"train.batch_size": 16})
-    assert base.pictures == 179 and base.banks == (179,)
+def test_the_last_bank_is_as_large_as_the_data(images):
+    base = Base.of("smoke", data=str(images), overrides={"train.batch_size": 16})
+    assert base.images == 179 and base.banks == (179,)
     assert somewhere("cpu", 45_000).banks == (*SCALES["cpu"].banks, 45_000)
     assert somewhere("cpu", 256).banks == (256,)
     assert somewhere("paper", 1_281_167).banks == SCALES["paper"].banks
@@ -371,8 +371,8 @@ def test_the_last_bank_is_as_large_as_the_data(pictures):
 
 
 def test_few_labels_are_those_that_there_are(tmp_path):
-    def words(pictures):
-        whole = Reproduction(["few-labels"], somewhere("cpu", pictures), tmp_path, 1)
+    def words(images):
+        whole = Reproduction(["few-labels"], somewhere("cpu", images), tmp_path, 1)
         return whole.jobs[0].judge["semi"]
 
     assert words(1_000) == ("--cached",)
@@ -381,8 +381,8 @@ def test_few_labels_are_those_that_there_are(tmp_path):
         words(99)
 
 
-def test_all_seeds_of_a_study_are_runs_and_the_first_of_all_comes_first(pictures, tmp_path):
-    whole = reproduction("same-view", pictures, tmp_path, 2, **{"train.seed": 7})
+def test_all_seeds_of_a_study_are_runs_and_the_first_of_all_comes_first(images, tmp_path):
+    whole = reproduction("same-view", images, tmp_path, 2, **{"train.seed": 7})
     assert [job.config.train.seed for job in whole.jobs] == [7, 7, 8, 8]
     assert [job.title.rpartition(",")[0] for job in whole.jobs] == SAME * 2
 
@@ -390,11 +390,11 @@ def test_all_seeds_of_a_study_are_runs_and_the_first_of_all_comes_first(pictures
 # A whole reproduction
 
 
-def test_the_plan_is_a_command_a_run_with_its_very_settings(made, pictures):
+def test_the_plan_is_a_command_a_run_with_its_very_settings(made, images):
     assert made.untouched
     typed = [shlex.split(line) for line in made.plan.splitlines() if not line.startswith("#")]
     trained = [words for words in typed if words[1] == "pretrain"]
-    whole = reproduction("main same-view", pictures, made.out)
+    whole = reproduction("main same-view", images, made.out)
     assert len(trained) == len(whole.jobs) == 6
     for words, job in zip(trained, whole.jobs, strict=True):
         given = _parser().parse_args(words[1:])
@@ -403,8 +403,8 @@ def test_the_plan_is_a_command_a_run_with_its_very_settings(made, pictures):
     assert len(typed) == 12 and {words[0] for words in typed} == {"meanshift"}
 
 
-def test_the_runs_of_both_studies_are_trained_once(made, pictures):
-    whole = reproduction("main same-view", pictures, made.out)
+def test_the_runs_of_both_studies_are_trained_once(made, images):
+    whole = reproduction("main same-view", images, made.out)
     assert [job.title for job in whole.jobs] == [f"{t}, seed 0" for t in [*MAIN, *SAME[1:]]]
     assert len(list((made.out / "runs").iterdir())) == 6
     assert all(job.trained and not list(job.commands()) for job in whole.jobs)
@@ -432,13 +432,13 @@ def test_the_tables_hold_what_the_runs_gave(made):
     assert told in made.tables and (made.out / "same-view.md").read_text() in made.tables
 
 
-def test_every_figure_stands_in_its_own_column(made, pictures, tmp_path):
+def test_every_figure_stands_in_its_own_column(made, images, tmp_path):
     run = shutil.copytree(made.out / "runs" / FIRST, tmp_path / "out" / "runs" / FIRST)
     told = {"knn-test": {"1-NN": 1.5, "20-NN": 2.5}, "linear-cached-test": {"top-1": 3.5}}
     for name, figures in told.items():
         path = run / "results" / f"{name}.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"figures": figures}))
-    job = reproduction("main", pictures, tmp_path / "out").jobs[2]
+    job = reproduction("main", images, tmp_path / "out").jobs[2]
     assert [figure(job, column) for column in ("1-NN", "20-NN", "linear")] == [1.5, 2.5, 3.5]
     last = {
         kind: [r for r in lines(run) if r["kind"] == kind][-1] for kind in ("train", "snapshot")
@@ -469,28 +469,26 @@ def test_the_same_command_again_changes_nothing(made, monkeypatch):
     assert len(runs) > 6 * 6 and all(before[path] == after[path] for path in runs)
 
 
-def test_renamed_runs_are_recognised(halfway, pictures):
+def test_renamed_runs_are_recognized(halfway, images):
     runs = halfway / "runs"
     (runs / FIRST).rename(runs / "mine")
     (runs / SECOND).rename(runs / FIRST)
-    whole = reproduction("same-view", pictures, halfway)
+    whole = reproduction("same-view", images, halfway)
     assert [job.folder.name for job in whole.jobs] == ["mine", FIRST]
     assert all(job.trained for job in whole.jobs)
 
 
-def test_a_damaged_run_does_not_hide_the_others(halfway, pictures):
+def test_a_damaged_run_does_not_hide_the_others(halfway, images):
     (halfway / "runs" / FIRST / "config.json").write_text("{")
-    whole = reproduction("same-view", pictures, halfway)
+    whole = reproduction("same-view", images, halfway)
     assert [job.folder.name for job in whole.jobs] == [f"{FIRST}-2", SECOND]
 
 
 @pytest.mark.parametrize("changed", ["train.lr", "data.source", "data.held_out"])
-def test_other_settings_and_pictures_make_new_runs_beside_the_old(
-    halfway, pictures, tmp_path, changed
-):
-    data, more = pictures, {}
+def test_other_settings_and_images_make_new_runs_beside_the_old(halfway, images, tmp_path, changed):
+    data, more = images, {}
     if changed == "data.source":
-        data = shutil.copy(pictures, tmp_path / "others.npz")
+        data = shutil.copy(images, tmp_path / "others.npz")
     else:
         more = {changed: "0.2"}
     whole = reproduction("same-view", data, halfway, **more)
@@ -502,33 +500,33 @@ def test_other_settings_and_pictures_make_new_runs_beside_the_old(
         assert said(told).splitlines()[0] == "# MSF w/s, seed 0, trained"
         again = reproduction("same-view", data, halfway, **more)
         assert [job.trained for job in again.jobs] == [True, False]
-    assert all(job.trained for job in reproduction("same-view", pictures, halfway).jobs)
+    assert all(job.trained for job in reproduction("same-view", images, halfway).jobs)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [("train.save_every", "0.5"), ("train.log_every", "9"), ("data.workers", "2")],
 )
-def test_harmless_settings_make_no_new_runs(made, pictures, name, value):
-    whole = reproduction("same-view", pictures, made.out, **{name: value})
+def test_harmless_settings_make_no_new_runs(made, images, name, value):
+    whole = reproduction("same-view", images, made.out, **{name: value})
     assert all(job.trained for job in whole.jobs)
 
 
-def test_a_result_of_earlier_weights_is_judged_again(halfway, pictures):
+def test_a_result_of_earlier_weights_is_judged_again(halfway, images):
     path = halfway / "runs" / FIRST / "results" / "knn-test.json"
     held = json.loads(path.read_text())
     held["card"]["judged"] = re.sub(r"step \d+$", "step 1", held["card"]["judged"])
     path.write_text(json.dumps(held))
-    missing = [list(job.commands()) for job in reproduction("same-view", pictures, halfway).jobs]
+    missing = [list(job.commands()) for job in reproduction("same-view", images, halfway).jobs]
     assert [len(each) for each in missing] == [1, 0]
     assert missing[0][0][:3] == ["evaluate", "knn", str(halfway / "runs" / FIRST)]
 
 
-def test_a_study_whose_runs_are_partly_there_shows_those(made, pictures, tmp_path):
+def test_a_study_whose_runs_are_partly_there_shows_those(made, images, tmp_path):
     out = tmp_path / "out"
     for name in (FIRST, "msf-s-s-seed0"):
         shutil.copytree(made.out / "runs" / name, out / "runs" / name)
-    whole = reproduction("purity", pictures, out)
+    whole = reproduction("purity", images, out)
     assert [job.trained for job in whole.jobs] == [False, True, False, False, False, True]
     page = whole.write().read_text()
     cells = table(out / "purity.csv")
@@ -573,8 +571,8 @@ def test_the_page_needs_nothing_from_outside(made, page):
     assert sum(a.startswith("data:") for a in page.addresses) == 2
 
 
-def test_the_page_shows_every_claim_and_verdict(made, pictures, page):
-    for sheet in reproduction("main same-view", pictures, made.out).sheets():
+def test_the_page_shows_every_claim_and_verdict(made, images, page):
+    for sheet in reproduction("main same-view", images, made.out).sheets():
         assert sheet.rulings()
         for claim, found in sheet.rulings():
             assert f"{found.verdict}{claim.text}{found.why}" in page.text
@@ -584,11 +582,11 @@ def test_the_page_shows_every_claim_and_verdict(made, pictures, page):
                 assert f"{cell}{beside}" in page.text and title in page.text
 
 
-def test_a_path_with_markup_in_it_is_text_on_the_page(pictures, page):
-    assert str(pictures) in page.text and "i" not in page.tags
+def test_a_path_with_markup_in_it_is_text_on_the_page(images, page):
+    assert str(images) in page.text and "i" not in page.tags
 
 
-def test_the_commands_on_the_page_make_the_same_again(made, pictures):
+def test_the_commands_on_the_page_make_the_same_again(made, images):
     text = (made.out / "reproduce.html").read_text()
     shown = [html.unescape(code) for code in re.findall("<code>(.*?)</code>", text)]
     again = [shlex.split(line) for line in shown if line.startswith("meanshift reproduce")]
@@ -596,17 +594,17 @@ def test_the_commands_on_the_page_make_the_same_again(made, pictures):
     given = _parser().parse_args(again[-1][1:])
     assert (given.names, given.out, given.seeds) == (["main", "same-view"], made.out, 1)
     base = Base.of(given.scale, data=given.data, overrides=chosen(given))
-    assert vars(base) == vars(reproduction("main", pictures, made.out).base)
+    assert vars(base) == vars(reproduction("main", images, made.out).base)
     assert sum(line.startswith("meanshift pretrain") for line in shown) == 6
 
 
 # Cost
 
 
-def test_the_cost_is_measured_once_and_nothing_is_trained(pictures, tmp_path, monkeypatch):
+def test_the_cost_is_measured_once_and_nothing_is_trained(images, tmp_path, monkeypatch):
     monkeypatch.setattr(jobs.sys, "executable", "/bin/false")
     out = tmp_path / "out"
-    words = command("cost", pictures, out)
+    words = command("cost", images, out)
     told = said(words)
     assert not (out / "runs").exists()
     cells = table(out / "cost.csv")
@@ -615,7 +613,7 @@ def test_the_cost_is_measured_once_and_nothing_is_trained(pictures, tmp_path, mo
     share = "share of a step, %"
     assert float(cells["179 rows", share]) < float(cells["128,000 rows", share]) < 100
     assert float(cells["128,000 rows", "MB"]) == pytest.approx(128_000 * 64 / 1e6, rel=0.01)
-    assert float(cells["128,000 rows", "GFLOPs a picture"]) == pytest.approx(
+    assert float(cells["128,000 rows", "GFLOPs an image"]) == pytest.approx(
         2e-9 * 128_000 * 16, rel=0.01
     )
     before = files(out)
@@ -652,12 +650,12 @@ def step_of(run):
 
 
 @pytest.fixture(scope="module")
-def interrupted(made, pictures, tmp_path_factory):
+def interrupted(made, images, tmp_path_factory):
     """A reproduction killed in mid-training, begun again, stopped by SIGTERM, and then finished."""
     home = tmp_path_factory.mktemp("interrupted")
     out, seen = home / "out", SimpleNamespace()
     shutil.copytree(made.out / "runs" / SECOND, out / "runs" / SECOND)
-    run, words = out / "runs" / FIRST, command("same-view", pictures, out)
+    run, words = out / "runs" / FIRST, command("same-view", images, out)
     with together(1, words, home) as group:
         grown(run, 6, group)
         seen.children = children(group.started[0].pid)
@@ -722,7 +720,7 @@ def test_an_interrupted_reproduction_ends_in_the_same_bits(interrupted, made):
 
 
 @pytest.fixture(scope="module")
-def damaged(made, pictures, tmp_path_factory):
+def damaged(made, images, tmp_path_factory):
     """Side by side: a run to be trained and judged, and one to be judged by weights of garbage."""
     out = tmp_path_factory.mktemp("damaged") / "out"
     shutil.copytree(made.out / "runs" / SECOND, out / "runs" / SECOND)
@@ -735,7 +733,7 @@ def damaged(made, pictures, tmp_path_factory):
         busy.append([job.title for job in present])
         show(self, present)
 
-    words = command("same-view", pictures, out, "--devices", "cpu", "cpu")
+    words = command("same-view", images, out, "--devices", "cpu", "cpu")
     told, wrong = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jobs._View, "show", watch)
@@ -772,13 +770,13 @@ def test_runs_side_by_side_are_those_one_after_another(damaged, made):
 
 
 @pytest.fixture
-def broken(halfway, pictures, monkeypatch, call):
+def broken(halfway, images, monkeypatch, call):
     """What is said when a process ends without a word, after one that complained."""
     monkeypatch.setattr(jobs.sys, "executable", "/bin/false")
     shutil.rmtree(halfway / "runs" / FIRST / "results")
     (halfway / "logs").mkdir()
     (halfway / "logs" / f"{FIRST}.log").write_text("meanshift: an earlier complaint\n")
-    code, _, wrong = call(*command("same-view", pictures, halfway))
+    code, _, wrong = call(*command("same-view", images, halfway))
     assert code == 1 and f"failed: {SAME[0]}, seed 0: " in wrong and "(exit code 1;" in wrong
     return wrong
 

@@ -35,13 +35,13 @@ home = Path(sys.argv[1])
 
 
 class Toy(nn.Module):
-    # a loss of each picture alone, and their mean
+    # a loss of each image alone, and their mean
     def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.tensor([0.3, -0.2, 0.5]))
 
-    def forward(self, pictures, targets):
-        means = torch.stack([picture.mean((1, 2)) for picture in pictures])
+    def forward(self, images, targets):
+        means = torch.stack([image.mean((1, 2)) for image in images])
         sides = torch.stack([target["boxes"][0, 0] for target in targets]) / 10
         return {"loss": (means @ self.weight - sides).square().mean()}
 
@@ -53,7 +53,7 @@ def judged(name):
     return Judged(Weights("made", backbone, "made", 64, home / name), device="cpu")
 
 
-def pictures(name):
+def images(name):
     found = []
     for index, file in enumerate(sorted(home.glob("*.png"))):
         boxes = torch.tensor([[4.0 + index, 5.0, 50.0, 60.0]])
@@ -78,7 +78,7 @@ def work():
         told["average"] = held.tolist()
         told["own"] = [str(distributed.own_device(torch.device(name)))
                        for name in ("cpu", "cuda", "cuda:0")]
-        train = pictures("train")
+        train = images("train")
         for batch in (2, 3):
             toy, recipe = Toy(), Recipe.of(4, size=64, batch_size=batch, rois=8, lr=0.1)
             losses = learn(judged(f"toy{world}"), toy, train, recipe, 1).losses
@@ -215,7 +215,7 @@ def test_a_real_detector_and_its_result_are_the_same_in_both_processes(told):
     figures, settings, card = told["2-0"]["result"]
     assert settings["processes"] == [[2]] and card["unreadable"] == 0 and figures
     assert " of 5 objects found" in told["2-0"]["text"]
-    assert told["2-1"]["text"] == ""  # the first draws the picture
+    assert told["2-1"]["text"] == ""  # the first draws the image
     assert told["1-0"]["result"][1]["processes"] == [[1]]
 
 

@@ -110,7 +110,7 @@ def test_bits_high_and_low_are_balanced(shift):
     assert stats.chisquare(counts.numpy()).pvalue > 0.01
 
 
-def test_neighbouring_ids_columns_and_epochs_are_independent():
+def test_neighboring_ids_columns_and_epochs_are_independent():
     def pairs_are_uniform(a, b):
         cells = ((a * 8).long() * 8 + (b * 8).long()).flatten().bincount(minlength=64)
         return stats.chisquare(cells.numpy()).pvalue > 0.01

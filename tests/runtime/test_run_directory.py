@@ -101,8 +101,8 @@ def test_lines_come_back_as_they_were_written(tmp_path):
 
 def test_a_warning_is_a_line_with_its_kind(tmp_path):
     journal = begin(tmp_path)
-    journal.warn(4, "bad picture", "cut off", file="x.jpg")
-    expected = {"step": 4, "kind": "bad picture", "message": "cut off", "file": "x.jpg"}
+    journal.warn(4, "bad image", "cut off", file="x.jpg")
+    expected = {"step": 4, "kind": "bad image", "message": "cut off", "file": "x.jpg"}
     assert journal.read("warnings.jsonl") == [expected]
 
 

@@ -1,6 +1,6 @@
 """Tiny copies of the ten transfer datasets in their real layouts.
 
-A picture's colour tells its class (red) and its number in the class (green), so that labels are
+An image's color tells its class (red) and its number in the class (green), so that labels are
 checked against pixels. Numbers 0 to 7 are to train on (6 and 7 validate where a validation set is
 given), 8 to 11 to test on, later ones belong to no part.
 """
@@ -30,7 +30,7 @@ def paint(path, label, serial):
 
 
 def shuffled(part, seed=0):
-    """The pictures of a part, classes mixed, in no order."""
+    """The images of a part, classes mixed, in no order."""
     every = list(product(range(3), SERIES[part]))
     return [every[index] for index in np.random.default_rng(seed).permutation(len(every))]
 
@@ -144,7 +144,7 @@ def make_dtd(root, _):
     for label, serial in product(range(3), range(12)):
         paint(home / "images" / names[label] / f"{names[label]}_{serial:04d}.jpg", label, serial)
     for part in ("train", "val", "test"):
-        for partition in (1, 2):  # the second one is another split of the same pictures
+        for partition in (1, 2):  # the second one is another split of the same images
             lines = [(names[label], (s + 5 * partition - 5) % 12) for label, s in shuffled(part)]
             text = "".join(f"{name}/{name}_{serial:04d}.jpg\n" for name, serial in lines)
             write(home / "labels" / f"{part}{partition}.txt", text)

@@ -24,7 +24,7 @@ DEADLINE = 90.0
 
 MODULE = ("-m", "meanshift")
 KNOWN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-TIMING = ("pictures_per_second", "seconds")
+TIMING = ("images_per_second", "seconds")
 
 
 def pretraining(photos: Path, out: Path, **changed: object) -> list[str]:
@@ -43,14 +43,14 @@ def pretraining(photos: Path, out: Path, **changed: object) -> list[str]:
 
 
 def make_photos(root: Path) -> Path:
-    """37 pictures in 3 classes, of which one cannot be read."""
+    """37 images in 3 classes, of which one cannot be read."""
     noise = np.random.default_rng(0)
     for name in ("a", "b", "c"):
         (root / name).mkdir(parents=True)
         for index in range(12):
             pixels = noise.integers(0, 256, (20 + index, 24, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(root / name / f"{index}.png")
-    (root / "b" / "broken.jpg").write_bytes(b"no picture")
+    (root / "b" / "broken.jpg").write_bytes(b"no image")
     return root
 
 
@@ -208,5 +208,5 @@ def outcome(out: Path) -> tuple[Any, ...]:
     parts = list(checkpoint.parts(out / "checkpoints", state))
     kept = [{k: v for k, v in line.items() if k not in TIMING} for line in lines(out)]
     moments = [checkpoint.read(path) for path in sorted((out / "snapshots").glob("*.pt"))]
-    bad = [w for w in lines(out, "warnings.jsonl") if w["kind"] == "bad picture"]
+    bad = [w for w in lines(out, "warnings.jsonl") if w["kind"] == "bad image"]
     return state, kept, moments, bad, parts

@@ -1,4 +1,4 @@
-"""The optimiser's reach, and every schedule against its formula."""
+"""The optimizer's reach, and every schedule against its formula."""
 
 import itertools
 import math
@@ -128,7 +128,7 @@ def test_decay_shrinks_biases_and_batch_norm_too():
         torch.testing.assert_close(new.detach(), old * 0.95)
 
 
-def test_the_targets_parameters_are_not_in_the_optimiser():
+def test_the_targets_parameters_are_not_in_the_optimizer():
     method = small_method()
     held = {id(p) for p in build_optimizer(Train(), method).param_groups[0]["params"]}
     targets = {id(p) for p in method.target.parameters()}

@@ -13,7 +13,7 @@ from torchvision.transforms.v2 import functional as TF
 from meanshift.config import Views
 from meanshift.data import open_source
 from meanshift.ops import image as image_ops
-from meanshift.ops.image import Colours
+from meanshift.ops.image import Colors
 from meanshift.runtime import rng
 from meanshift.transforms import augment
 from meanshift.transforms.augment import Address, TwoViews
@@ -27,7 +27,7 @@ ADJUST = (TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation, TF.adj
 
 @pytest.fixture(scope="module")
 def sample():
-    """Pictures of all classes, (200, 32, 32, 3)."""
+    """Images of all classes, (200, 32, 32, 3)."""
     return open_source("sample")["train"].gather(torch.arange(0, 10_000, 10_000 // COUNT))
 
 
@@ -36,12 +36,12 @@ def planes(sample):
     return to_planes(sample)
 
 
-def to_planes(pictures):
-    return pictures.permute(0, 3, 1, 2).float() / 255
+def to_planes(images):
+    return images.permute(0, 3, 1, 2).float() / 255
 
 
 def wide(sample):
-    """The same pixels as pictures that are not square, (200, 24, 40, 3)."""
+    """The same pixels as images that are not square, (200, 24, 40, 3)."""
     return torch.cat([sample, sample.flip(2)], 2)[:, 4:28, 12:52].contiguous()
 
 
@@ -51,29 +51,29 @@ def share_matching(got, expected):
     return ((got - expected).abs() <= 1 / 255 + 1e-6).double().mean()
 
 
-def each(operator, pictures, *parameters):
-    """A torchvision operator on each picture, with the picture's own parameters."""
-    return torch.stack([operator(*one) for one in zip(pictures, *parameters, strict=True)])
+def each(operator, images, *parameters):
+    """A torchvision operator on each image, with the image's own parameters."""
+    return torch.stack([operator(*one) for one in zip(images, *parameters, strict=True)])
 
 
 def address(count=COUNT, *, seed=0, epoch=0, stream=rng.ONLINE):
     return Address(seed, epoch, torch.arange(count), stream)
 
 
-def boxes_for(pictures, views=PLAIN):
-    height, width = (torch.full((len(pictures),), side) for side in pictures.shape[1:3])
-    return augment.draw_boxes(views, address(len(pictures)), height, width)
+def boxes_for(images, views=PLAIN):
+    height, width = (torch.full((len(images),), side) for side in images.shape[1:3])
+    return augment.draw_boxes(views, address(len(images)), height, width)
 
 
-def resized_crops(pictures, boxes, size):
-    def cut(picture, box):
-        return TF.resized_crop(picture, *box, [size, size], antialias=True)
+def resized_crops(images, boxes, size):
+    def cut(image, box):
+        return TF.resized_crop(image, *box, [size, size], antialias=True)
 
-    return each(cut, pictures.permute(0, 3, 1, 2), boxes.tolist()) / 255
+    return each(cut, images.permute(0, 3, 1, 2), boxes.tolist()) / 255
 
 
-def colours(**given):
-    unchanged = Colours(
+def colors(**given):
+    unchanged = Colors(
         factors=torch.tensor([[1.0, 1.0, 1.0, 0.0]]).double().repeat(COUNT, 1),
         sequence=torch.arange(4).repeat(COUNT, 1),
         jittered=torch.ones(COUNT, dtype=torch.bool),
@@ -83,9 +83,9 @@ def colours(**given):
     return replace(unchanged, **given)
 
 
-def chain_of_torchvision(picture, box, flip, factors, sequence, jittered, grayed, sigma, size):
-    """One picture by the authors' order of steps: crop, jitter, grey, blur, flip."""
-    view = TF.resized_crop(picture, *box, [size, size], antialias=True)
+def chain_of_torchvision(image, box, flip, factors, sequence, jittered, grayed, sigma, size):
+    """One image by the authors' order of steps: crop, jitter, gray, blur, flip."""
+    view = TF.resized_crop(image, *box, [size, size], antialias=True)
     if jittered:
         for part in sequence:
             view = ADJUST[part](view, factors[part])
@@ -98,13 +98,13 @@ def chain_of_torchvision(picture, box, flip, factors, sequence, jittered, grayed
 
 def make_params(transform, height, width, draws=DRAWS):
     torch.manual_seed(0)
-    picture = torch.empty(3, height, width)
-    return [transform.make_params([picture]) for _ in range(draws)]
+    image = torch.empty(3, height, width)
+    return [transform.make_params([image]) for _ in range(draws)]
 
 
 def choices(views):
-    """What happens to each of many pictures, by the names of `CHANCES`."""
-    drawn = augment.draw_colours(views, address(DRAWS))
+    """What happens to each of many images, by the names of `CHANCES`."""
+    drawn = augment.draw_colors(views, address(DRAWS))
     flips = augment.draw_flips(views, address(DRAWS))
     return dict(zip(CHANCES, (flips, drawn.jittered, drawn.grayed, drawn.sigma > 0), strict=True))
 
@@ -119,10 +119,10 @@ def alike(a, b):
 @pytest.mark.parametrize("size", [16, 32, 50])
 @pytest.mark.parametrize("shape", ["square", "wide", "tall"])
 def test_crop_matches_resized_crop(sample, shape, size):
-    pictures = {"square": sample, "wide": wide(sample), "tall": wide(sample).transpose(1, 2)}[shape]
-    boxes = boxes_for(pictures)
-    got = image_ops.crop(pictures, boxes, torch.zeros(COUNT, dtype=torch.bool), size)
-    assert share_matching(got, resized_crops(pictures, boxes, size)) >= 0.999
+    images = {"square": sample, "wide": wide(sample), "tall": wide(sample).transpose(1, 2)}[shape]
+    boxes = boxes_for(images)
+    got = image_ops.crop(images, boxes, torch.zeros(COUNT, dtype=torch.bool), size)
+    assert share_matching(got, resized_crops(images, boxes, size)) >= 0.999
 
 
 def test_crop_of_a_shifted_box_does_not_match(sample):
@@ -144,22 +144,22 @@ def test_flips_match_horizontal_flip(sample):
 @pytest.mark.parametrize("part", range(4), ids=["brightness", "contrast", "saturation", "hue"])
 def test_each_part_of_jitter_matches_torchvision(planes, part):
     u = torch.linspace(-1, 1, COUNT).double()
-    factors = colours().factors
+    factors = colors().factors
     factors[:, part] = u * 0.5 if part == 3 else 1 + 0.9 * u
-    got = image_ops.jitter(planes, colours(factors=factors))
+    got = image_ops.jitter(planes, colors(factors=factors))
     expected = each(ADJUST[part], planes, factors[:, part].tolist())
     assert share_matching(got, expected) >= 0.999
     assert share_matching(got, planes) < 0.5
 
 
-def test_jitter_in_the_order_of_each_picture(planes):
-    drawn = augment.draw_colours(replace(PLAIN, jitter=1.0), address())
+def test_jitter_in_the_order_of_each_image(planes):
+    drawn = augment.draw_colors(replace(PLAIN, jitter=1.0), address())
     assert len({tuple(order) for order in drawn.sequence.tolist()}) == 24
 
-    def one(picture, factors, sequence):
+    def one(image, factors, sequence):
         for part in sequence:
-            picture = ADJUST[part](picture, factors[part])
-        return picture
+            image = ADJUST[part](image, factors[part])
+        return image
 
     expected = each(one, planes, drawn.factors.tolist(), drawn.sequence.tolist())
     assert share_matching(image_ops.jitter(planes, drawn), expected) >= 0.999
@@ -167,24 +167,24 @@ def test_jitter_in_the_order_of_each_picture(planes):
     assert share_matching(image_ops.jitter(planes, backwards), expected) < 0.9
 
 
-def test_pictures_without_jitter_are_not_touched(planes):
-    drawn = augment.draw_colours(replace(PLAIN, jitter=0.5), address())
+def test_images_without_jitter_are_not_touched(planes):
+    drawn = augment.draw_colors(replace(PLAIN, jitter=0.5), address())
     got = image_ops.jitter(planes, drawn)
     assert torch.equal(got[~drawn.jittered], planes[~drawn.jittered])
     changed = (got - planes).abs().amax((1, 2, 3)) > 1 / 255
     assert changed[drawn.jittered].double().mean() > 0.95
 
 
-def test_jitter_of_grey_black_and_white_pictures_is_finite():
+def test_jitter_of_gray_black_and_white_images_is_finite():
     flat = torch.tensor([0.0, 0.5, 1.0])[:, None, None, None].expand(3, 3, 8, 8)
-    drawn = augment.draw_colours(replace(PLAIN, jitter=1.0), address(3))
+    drawn = augment.draw_colors(replace(PLAIN, jitter=1.0), address(3))
     assert image_ops.jitter(flat, drawn).isfinite().all()
     turned = image_ops.turn_hue(flat, torch.tensor([0.1, -0.3, 0.5]))
     torch.testing.assert_close(turned, flat)
 
 
 @pytest.mark.parametrize("chroma", [1e-4, 1e-3, 1e-2])
-def test_hue_of_pictures_with_hardly_any_colour_matches_adjust_hue(planes, chroma):
+def test_hue_of_images_with_hardly_any_color_matches_adjust_hue(planes, chroma):
     faint = 0.4 + chroma * planes
     shift = torch.linspace(-0.5, 0.5, COUNT)
     expected = each(TF.adjust_hue, faint, shift.tolist())
@@ -192,9 +192,9 @@ def test_hue_of_pictures_with_hardly_any_colour_matches_adjust_hue(planes, chrom
     assert (expected - faint).abs().max() > 0.5 * chroma
 
 
-def test_grey_matches_rgb_to_grayscale(planes):
+def test_gray_matches_rgb_to_grayscale(planes):
     chosen = torch.arange(COUNT) % 2 == 0
-    got = image_ops.grey(planes, chosen)
+    got = image_ops.gray(planes, chosen)
     expected = TF.rgb_to_grayscale(planes, num_output_channels=3)
     assert share_matching(got[chosen], expected[chosen]) >= 0.999
     assert torch.equal(got[~chosen], planes[~chosen])
@@ -202,12 +202,12 @@ def test_grey_matches_rgb_to_grayscale(planes):
 
 @pytest.mark.parametrize("shape", ["square", "wide"])
 def test_blur_matches_gaussian_blur_of_13_taps(sample, shape):
-    pictures = to_planes({"square": sample, "wide": wide(sample)}[shape])
+    images = to_planes({"square": sample, "wide": wide(sample)}[shape])
     sigma = torch.linspace(0.1, 2, COUNT).double()
-    got = image_ops.blur(pictures, sigma)
-    expected = each(lambda p, s: TF.gaussian_blur(p, [13, 13], [s, s]), pictures, sigma.tolist())
+    got = image_ops.blur(images, sigma)
+    expected = each(lambda p, s: TF.gaussian_blur(p, [13, 13], [s, s]), images, sigma.tolist())
     assert share_matching(got, expected) >= 0.999
-    sharper = image_ops.blur(pictures, sigma * 0.9)
+    sharper = image_ops.blur(images, sigma * 0.9)
     assert share_matching(sharper, expected) < 0.9
 
 
@@ -219,25 +219,25 @@ def test_no_sigma_is_no_blur(planes):
     assert image_ops.blur(planes, torch.zeros(COUNT).double()) is planes
 
 
-def test_blur_of_a_picture_smaller_than_the_kernel():
-    picture = torch.rand(1, 3, 4, 5, generator=torch.Generator().manual_seed(0))
-    got = image_ops.blur(picture, torch.tensor([2.0]).double())
+def test_blur_of_an_image_smaller_than_the_kernel():
+    image = torch.rand(1, 3, 4, 5, generator=torch.Generator().manual_seed(0))
+    got = image_ops.blur(image, torch.tensor([2.0]).double())
     assert got.isfinite().all()
-    assert got.std() < 0.5 * picture.std()
-    assert picture.min() <= got.min() <= got.max() <= picture.max()
+    assert got.std() < 0.5 * image.std()
+    assert image.min() <= got.min() <= got.max() <= image.max()
 
 
-def test_normalise_matches_torchvision(planes):
+def test_normalize_matches_torchvision(planes):
     expected = TF.normalize(planes, list(image_ops.MEAN), list(image_ops.DEVIATION))
-    torch.testing.assert_close(image_ops.normalise(planes), expected)
+    torch.testing.assert_close(image_ops.normalize(planes), expected)
 
 
 @pytest.mark.parametrize("shape", ["square", "wide"])
 def test_whole_chain_matches_torchvision(sample, shape):
-    pictures, size, views = {"square": sample, "wide": wide(sample)}[shape], 28, Views()
+    images, size, views = {"square": sample, "wide": wide(sample)}[shape], 28, Views()
     place = address(seed=5, epoch=3)
-    height, width = (torch.full((COUNT,), side) for side in pictures.shape[1:3])
-    drawn = augment.draw_colours(views, place)
+    height, width = (torch.full((COUNT,), side) for side in images.shape[1:3])
+    drawn = augment.draw_colors(views, place)
     parameters = [
         augment.draw_boxes(views, place, height, width),
         augment.draw_flips(views, place),
@@ -249,13 +249,13 @@ def test_whole_chain_matches_torchvision(sample, shape):
     ]
     expected = each(
         lambda *one: chain_of_torchvision(*one, size),
-        to_planes(pictures),
+        to_planes(images),
         *(values.tolist() for values in parameters),
     )
     expected = TF.normalize(expected, list(image_ops.MEAN), list(image_ops.DEVIATION))
-    _, online = TwoViews(views, 5, size).finish(pictures, 3, place.ids)
+    _, online = TwoViews(views, 5, size).finish(images, 3, place.ids)
     assert share_matching(online * DEVIATION, expected * DEVIATION) >= 0.999
-    _, other = TwoViews(views, 5, size).finish(pictures, 4, place.ids)
+    _, other = TwoViews(views, 5, size).finish(images, 4, place.ids)
     assert share_matching(other * DEVIATION, expected * DEVIATION) < 0.5
 
 
@@ -302,14 +302,14 @@ def test_extreme_shapes_fall_back_to_torchvisions_central_crop(height, width):
     assert augment.draw_boxes(Views(), address(3), *sides).tolist() == expected
 
 
-def test_fallback_of_an_allowed_shape_is_the_whole_picture():
-    picture = torch.tensor([10]), torch.tensor([11])
+def test_fallback_of_an_allowed_shape_is_the_whole_image():
+    image = torch.tensor([10]), torch.tensor([11])
     whole = replace(PLAIN, crop_area=(1.0, 1.0))
 
     class Fixed(Address):
         uniform = torch.ones(1, 35).double() * 0.999  # a ratio near 4/3 never fits
 
-    box = augment.draw_boxes(whole, Fixed(0, 0, torch.arange(1), 0), *picture)
+    box = augment.draw_boxes(whole, Fixed(0, 0, torch.arange(1), 0), *image)
     assert box.tolist() == [[0, 0, 10, 11]]
 
 
@@ -324,16 +324,16 @@ def test_boxes_of_mixed_sizes_do_not_mix():
 
 def test_jitter_is_distributed_as_torchvisions():
     theirs = make_params(v2.ColorJitter(0.4, 0.4, 0.4, 0.1), 4, 4)
-    ours = augment.draw_colours(Views(), address(DRAWS))
+    ours = augment.draw_colors(Views(), address(DRAWS))
     names = ("brightness_factor", "contrast_factor", "saturation_factor", "hue_factor")
     for part, name in enumerate(names):
         assert alike(ours.factors[:, part], [p[name] for p in theirs]), name
-    narrow = augment.draw_colours(Views(jitter_strength=(0.36, 0.4, 0.4, 0.1)), address(DRAWS))
+    narrow = augment.draw_colors(Views(jitter_strength=(0.36, 0.4, 0.4, 0.1)), address(DRAWS))
     assert not alike(narrow.factors[:, 0], [p["brightness_factor"] for p in theirs])
 
 
 def test_jitters_order_is_any_permutation_with_equal_chance():
-    sequence = augment.draw_colours(Views(), address(DRAWS)).sequence
+    sequence = augment.draw_colors(Views(), address(DRAWS)).sequence
     assert torch.equal(sequence.sort(1).values, torch.arange(4).expand(DRAWS, 4))
     _, counts = (sequence * torch.tensor([64, 16, 4, 1])).sum(1).unique(return_counts=True)
     assert len(counts) == math.factorial(4)
@@ -351,18 +351,18 @@ def test_chances_are_kept(name, chance):
 
 def test_choices_are_independent_of_each_other():
     views = Views()
-    drawn = augment.draw_colours(views, address(DRAWS))
+    drawn = augment.draw_colors(views, address(DRAWS))
     made = torch.stack(list(choices(views).values())).double()
     between = torch.corrcoef(torch.cat([made, drawn.factors.T, drawn.sigma[None]]))
-    between[3, 8] = between[8, 3] = 0  # whether and how much a picture is blurred
+    between[3, 8] = between[8, 3] = 0  # whether and how much an image is blurred
     assert (between - torch.eye(9)).abs().max() < 4 / DRAWS**0.5
 
 
 def test_sigma_is_distributed_as_torchvisions():
     theirs = make_params(v2.GaussianBlur(13, sigma=(0.1, 2.0)), 4, 4)
-    ours = augment.draw_colours(Views(blur=1.0), address(DRAWS)).sigma
+    ours = augment.draw_colors(Views(blur=1.0), address(DRAWS)).sigma
     assert alike(ours, [p["sigma"][0] for p in theirs])
-    wider = augment.draw_colours(Views(blur=1.0, blur_sigma=(0.1, 2.2)), address(DRAWS)).sigma
+    wider = augment.draw_colors(Views(blur=1.0, blur_sigma=(0.1, 2.2)), address(DRAWS)).sigma
     assert not alike(wider, [p["sigma"][0] for p in theirs])
 
 
@@ -378,8 +378,8 @@ def test_target_and_online_views_are_drawn_apart():
 # Two views
 
 
-def crops_of(two, pictures, epoch, ids):
-    return two.crop(list(pictures.permute(0, 3, 1, 2)), epoch, ids)
+def crops_of(two, images, epoch, ids):
+    return two.crop(list(images.permute(0, 3, 1, 2)), epoch, ids)
 
 
 def test_arrays_and_crops_give_the_same_views(sample):
@@ -400,7 +400,7 @@ def test_the_target_is_weak_and_the_online_view_strong(sample):
         sides = torch.full((COUNT,), 32), torch.full((COUNT,), 32)
         boxes = augment.draw_boxes(views, place, *sides)
         weak = image_ops.crop(sample, boxes, augment.draw_flips(views, place), 32)
-        assert torch.allclose(view, image_ops.normalise(weak)) == same
+        assert torch.allclose(view, image_ops.normalize(weak)) == same
     strong, weak = TwoViews(replace(views, target="strong", online="weak"), 1, 32).finish(
         sample, 0, ids
     )
@@ -441,8 +441,8 @@ def test_a_view_does_not_depend_on_its_batch_mates(sample, blur, whole):
     two, ids = TwoViews(Views(target="strong", blur=blur), 1, 32), torch.arange(40)
 
     def views(chosen):
-        pictures = sample[chosen] if whole else crops_of(two, sample[chosen], 0, chosen)
-        return two.finish(pictures, 0, chosen)
+        images = sample[chosen] if whole else crops_of(two, sample[chosen], 0, chosen)
+        return two.finish(images, 0, chosen)
 
     together = views(ids)
     for index in range(0, 40, 4):
@@ -452,10 +452,10 @@ def test_a_view_does_not_depend_on_its_batch_mates(sample, blur, whole):
         torch.testing.assert_close(reversed_.flip(0), among, atol=1e-4, rtol=0)
 
 
-def test_all_chances_at_zero_leave_a_whole_picture_alone(sample):
+def test_all_chances_at_zero_leave_a_whole_image_alone(sample):
     views, ids = replace(PLAIN, crop_area=(1.0, 1.0), target="strong"), torch.arange(COUNT)
     for view in TwoViews(views, 0, 32).finish(sample, 0, ids):
-        torch.testing.assert_close(view, image_ops.normalise(to_planes(sample)))
+        torch.testing.assert_close(view, image_ops.normalize(to_planes(sample)))
 
 
 @pytest.mark.parametrize("name", ["flip", "jitter", "gray", "blur"])
@@ -468,25 +468,25 @@ def test_each_operator_comes_with_its_own_chance(sample, name):
     assert changed[0].double().mean() > 0.9 if name == "flip" else not changed[0].any()
 
 
-def test_crops_of_pictures_of_any_sizes():
+def test_crops_of_images_of_any_sizes():
     generator = torch.Generator().manual_seed(0)
     shapes = [(1, 50), (50, 1), (1, 1), (200, 31), (24, 24)]
-    pictures = [
+    images = [
         torch.randint(0, 256, (3, *s), dtype=torch.uint8, generator=generator) for s in shapes
     ]
     two, ids = TwoViews(Views(), 1, 24), torch.arange(5)
-    crops = two.crop(pictures, 0, ids)
+    crops = two.crop(images, 0, ids)
     assert [part.shape for part in crops] == [(5, 3, 24, 24)] * 2
     for view in two.finish(crops, 0, ids):
         assert view.isfinite().all()
     box = augment.draw_boxes(
         Views(), Address(1, 0, ids[3:4], rng.TARGET), torch.tensor([200]), torch.tensor([31])
     )
-    expected = TF.resized_crop(pictures[3], *box[0].tolist(), [24, 24], antialias=True)
+    expected = TF.resized_crop(images[3], *box[0].tolist(), [24, 24], antialias=True)
     flips = augment.draw_flips(Views(), Address(1, 0, ids, rng.TARGET))
     assert 0 < flips.sum() < 5
     assert torch.equal(crops[0][3], TF.horizontal_flip(expected) if flips[3] else expected)
-    straight = TwoViews(replace(Views(), flip=0.0), 1, 24).crop(pictures, 0, ids)[0]
+    straight = TwoViews(replace(Views(), flip=0.0), 1, 24).crop(images, 0, ids)[0]
     for index, flip in enumerate(flips):
         once = straight[index]
         assert torch.equal(crops[0][index], TF.horizontal_flip(once) if flip else once)

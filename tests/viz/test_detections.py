@@ -1,4 +1,4 @@
-"""The picture of detections: right boxes in right styles, and tags that fit any photograph."""
+"""The image of detections: right boxes in right styles, and tags that fit any photograph."""
 
 import itertools
 import threading
@@ -16,8 +16,8 @@ from meanshift.viz.detections import FALSE, FOUND, HARD, MISSED
 CLASSES = ["cat", "dog"]
 
 
-def photo(height=300, width=400, grey=128):
-    return torch.full((3, height, width), grey, dtype=torch.uint8)
+def photo(height=300, width=400, gray=128):
+    return torch.full((3, height, width), gray, dtype=torch.uint8)
 
 
 def truth(boxes=(), labels=(), difficult=None):
@@ -37,11 +37,9 @@ def found(boxes=(), scores=(), labels=()):
     )
 
 
-def draw(pictures, truths, founds, titles=None, **options):
-    titles = [f"VOC2007/{i:06d}" for i in range(len(pictures))] if titles is None else titles
-    return detections.draw(
-        pictures, truths, founds, titles=titles, **{"classes": CLASSES, **options}
-    )
+def draw(images, truths, founds, titles=None, **options):
+    titles = [f"VOC2007/{i:06d}" for i in range(len(images))] if titles is None else titles
+    return detections.draw(images, truths, founds, titles=titles, **{"classes": CLASSES, **options})
 
 
 def words(figure):
@@ -57,7 +55,7 @@ def boxes_of(figure, style):
     return [
         (min(line.get_xdata()), min(line.get_ydata()), max(line.get_xdata()), max(line.get_ydata()))
         for line in figure.axes[0].lines
-        if line.get_color() == style.colour and len(line.get_xdata()) == 5
+        if line.get_color() == style.color and len(line.get_xdata()) == 5
     ]
 
 
@@ -142,14 +140,14 @@ def test_difficult_objects_are_drawn_apart_and_not_counted():
     assert ends == sorted(ends)  # a line, its word, the next line
 
 
-def test_pixels_show_the_colours_where_the_boxes_are():
+def test_pixels_show_the_colors_where_the_boxes_are():
     figure = draw(*SCENE)
     image = pixels(figure)
     top, left = 86, 16  # the margins
     for kind, (x, y) in ((FOUND, (56, 150)), (MISSED, (280, 150))):
-        colour = [int(kind.colour[i : i + 2], 16) for i in (1, 3, 5)]
+        color = [int(kind.color[i : i + 2], 16) for i in (1, 3, 5)]
         around = image[top + y - 12 : top + y + 12, left + x - 3 : left + x + 4].reshape(-1, 3)
-        assert np.abs(around - colour).sum(1).min() < 30
+        assert np.abs(around - color).sum(1).min() < 30
     inside = image[top + 150, left + 120]
     assert inside.tolist() == [128, 128, 128]
     green = image[top + 150 - 40 : top + 190, left + 56]  # a solid line has no gap
@@ -178,12 +176,12 @@ SHAPES = {
 
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES.keys())
 def test_photographs_keep_their_shape_and_rows_are_straight(shapes):
-    pictures = [photo(*shape, grey=10 * (i + 1)) for i, shape in enumerate(shapes)]
-    sheet, places = detections._lay(pictures)
-    for picture, (left, top, right, bottom) in zip(pictures, places, strict=True):
+    images = [photo(*shape, gray=10 * (i + 1)) for i, shape in enumerate(shapes)]
+    sheet, places = detections._lay(images)
+    for image, (left, top, right, bottom) in zip(images, places, strict=True):
         assert 0 <= left < right <= sheet.shape[1] and 0 <= top < bottom <= sheet.shape[0]
-        assert (sheet[top:bottom, left:right] == int(picture[0, 0, 0])).all()
-        shape = picture.shape[2] / picture.shape[1]
+        assert (sheet[top:bottom, left:right] == int(image[0, 0, 0])).all()
+        shape = image.shape[2] / image.shape[1]
         assert abs((right - left) - shape * (bottom - top)) <= 1 + shape / 2
         assert bottom - top <= detections.HIGHEST
     painted = sum((right - left) * (bottom - top) for left, top, right, bottom in places)
@@ -232,12 +230,10 @@ def crowd(seed, shape, count):
 def test_no_text_lies_on_another_or_leaves_its_photograph(shapes):
     names = ["Felis silvestris catus", "W" * 40]
     both = [crowd(seed, shape, 8) for seed, shape in enumerate(shapes)]
-    pictures = [photo(*shape) for shape in shapes]
+    images = [photo(*shape) for shape in shapes]
     titles = [f"folder/{'w' * (i % 9 * 4)}.jpg" for i in range(len(shapes))]
-    figure = draw(
-        pictures, [one for one, _ in both], [one for _, one in both], titles, classes=names
-    )
-    _, places = detections._lay(pictures)
+    figure = draw(images, [one for one, _ in both], [one for _, one in both], titles, classes=names)
+    _, places = detections._lay(images)
     texts = [text for text in figure.axes[0].texts if text.get_text()]
     room = extents(figure, texts)
     assert overlaps(room) == []
@@ -264,12 +260,12 @@ def test_long_names_are_shortened_and_strange_ones_are_drawn(tmp_path):
     assert [tag.get_text() for tag in tags(figure)][:2] == ["Felis silvest… 0.93", "$日本_x?"]
     files = style.save(figure, tmp_path / "detections", title="Detections", text=words(figure)[0])
     assert [file.name for file in files] == ["detections.png", "detections.svg"]
-    with Image.open(files[0]) as picture:
-        assert picture.size == (612, 86 + 420 + 26 + 6)
+    with Image.open(files[0]) as image:
+        assert image.size == (612, 86 + 420 + 26 + 6)
     assert "1 of 2 objects found" in files[1].read_text()
 
 
-def test_pictures_without_objects_are_drawn_bare():
+def test_images_without_objects_are_drawn_bare():
     figure = draw([photo()] * 2, [truth()] * 2, [found()] * 2)
     assert words(figure)[0] == "0 of 0 objects found, 0 false alarms"
     assert tags(figure) == [] and len(figure.axes[0].lines) == 3  # the legend's
@@ -289,7 +285,7 @@ def test_the_same_figure_from_several_threads():
 
 
 def test_what_does_not_belong_together_is_refused():
-    with pytest.raises(ValueError, match="got 1 pictures, 1 truths, 0 detections and 1 titles"):
+    with pytest.raises(ValueError, match="got 1 images, 1 truths, 0 detections and 1 titles"):
         draw([photo()], [truth()], [])
-    with pytest.raises(ValueError, match="and a picture"):
+    with pytest.raises(ValueError, match="and an image"):
         draw([], [], [])

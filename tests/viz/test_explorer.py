@@ -37,11 +37,11 @@ from meanshift.viz.explorer.thumbnails import Thumbnails, encode
 from meanshift.viz.explorer.work import Pending, Work
 from meanshift.viz.run_reader import Lacking, Run
 
-COPY, OF = 40, 4  # of the arrays below: a picture that is there twice, with another label
+COPY, OF = 40, 4  # of the arrays below: an image that is there twice, with another label
 
 
 def arrays(path, count=60, held=20, labels=True):
-    """Pictures of three colours, one of them copied into another class."""
+    """Images of three colors, one of them copied into another class."""
     random = np.random.default_rng(0)
 
     def draw(n):
@@ -69,7 +69,7 @@ def make_run(folder, source, *, epochs=(0, 2), total=4, image_size=16, probe=60,
         }
     )  # fmt: skip
     train, _ = train_and_held_out(str(source), held_out, seed=0)
-    about = {"source": train.fingerprint(), "pictures": len(train), "steps": 10 * total}
+    about = {"source": train.fingerprint(), "images": len(train), "steps": 10 * total}
     Journal(folder).begin(config, extra=about)
     for epoch in epochs:
         add_snapshot(folder, epoch)
@@ -122,9 +122,9 @@ def served(app, host="127.0.0.1"):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     root = tmp_path_factory.mktemp("explore")
-    folder = make_run(root / "run", arrays(root / "pictures.npz"))
+    folder = make_run(root / "run", arrays(root / "images.npz"))
     for step in (10, 20):
-        log(folder, step, loss=1 / step, pictures_per_second=100.0)
+        log(folder, step, loss=1 / step, images_per_second=100.0)
     return folder
 
 
@@ -181,7 +181,7 @@ def png(pixels, **options):
     return held.getvalue()
 
 
-def picture(run, index):
+def image(run, index):
     return Run(run).source.read(index).permute(1, 2, 0).numpy()
 
 
@@ -322,7 +322,7 @@ def test_an_interrupt_ends_it_with_zero(run):
 def test_the_state_tells_what_there_is(port):
     told = get(port, "/api/run").json
     assert (told["name"], told["done"], told["total"]) == ("run", 2.0, 4)
-    assert told["epochs"] == [0, 2] and told["labelled"] and told["warnings"] == []
+    assert told["epochs"] == [0, 2] and told["labeled"] and told["warnings"] == []
     assert told["training"] is True  # its last line is young
     assert told["left"] == pytest.approx(2 * 10 * 20 / 100)
     assert told["curves"]["loss"] == {"x": [1.0, 2.0], "y": [0.1, 0.05]}
@@ -336,7 +336,7 @@ def test_an_unchanged_run_costs_nothing_and_a_changed_one_is_told(tmp_path):
         assert first["epochs"] == [] and first["done"] == 0 and not first["training"]
         assert "no snapshots" in get(port, "/api/map").error
         for path in ("/api/probe", "/api/point/0", "/api/clean?epoch=0", "/api/ready?epoch=0",
-                     "/api/colours?by=cluster&epoch=0"):  # fmt: skip
+                     "/api/colors?by=cluster&epoch=0"):  # fmt: skip
             assert get(port, path).status == 404, path
 
         def since(version):
@@ -433,7 +433,7 @@ def test_many_threads_read_each_line_once(run):
     assert [len(told["curves"]["loss"]["x"]) for told in seen] == [2] * 8
 
 
-# The map, its colours and its points
+# The map, its colors and its points
 
 
 def test_the_map_is_there_at_once_and_becomes_tsne(tmp_path):
@@ -454,7 +454,7 @@ def test_a_map_that_cannot_be_drawn_says_why_and_is_not_tried_again(tmp_path):
     folder = make_run(tmp_path / "run", arrays(tmp_path / "p.npz", count=4, held=4), probe=4)
     explorer = Explorer(Run(folder))
     told = patiently(lambda: told if (told := explorer.map())["note"] else None)
-    assert told["kind"] == "principal directions" and "5 pictures" in told["note"]
+    assert told["kind"] == "principal directions" and "5 images" in told["note"]
     assert explorer.map()["doing"] is None
 
 
@@ -468,21 +468,21 @@ def test_features_that_are_no_numbers_are_no_crash(tmp_path):
         assert "diverged" in get(port, "/api/point/0").error
 
 
-def test_colours_by_label_cluster_and_purity(explorer):
-    label = explorer.colours("label", epoch=2)
+def test_colors_by_label_cluster_and_purity(explorer):
+    label = explorer.colors("label", epoch=2)
     assert label["names"] == ["0", "1", "2"] and sum(label["sizes"]) == 60
     assert label["values"] == [i % 3 for i in range(60)]
-    cluster = explorer.colours("cluster", epoch=0)
+    cluster = explorer.colors("cluster", epoch=0)
     assert cluster["names"] == ["cluster 1", "cluster 2", "cluster 3"]
     assert len(cluster["values"]) == 60
-    purity = explorer.colours("purity", epoch=2)
-    near = explorer.run.neighbours(2, 10)[0]
+    purity = explorer.colors("purity", epoch=2)
+    near = explorer.run.neighbors(2, 10)[0]
     naive = [sum(int(j) % 3 == i % 3 for j in near[i]) / 10 for i in range(60)]
     assert purity["values"] == pytest.approx(naive) and (purity["low"], purity["high"]) == (0, 1)
     with pytest.raises(ValueError, match="got 'taste', need label, cluster, purity"):
-        explorer.colours("taste", epoch=2)
+        explorer.colors("taste", epoch=2)
     with pytest.raises(Lacking, match="no snapshot after epoch 1; there are 0, 2"):
-        explorer.colours("purity", epoch=1)
+        explorer.colors("purity", epoch=1)
 
 
 def test_many_categories_become_twenty_and_other():
@@ -493,7 +493,7 @@ def test_many_categories_become_twenty_and_other():
         v for v in told["values"] if v is not None) == 20  # fmt: skip
 
 
-def test_a_point_tells_its_neighbours_at_each_snapshot_and_who_stayed(explorer, run):
+def test_a_point_tells_its_neighbors_at_each_snapshot_and_who_stayed(explorer, run):
     told = explorer.point(OF)
     assert (told["index"], told["label"], told["title"]) == (OF, "1", f"#{OF}")
     before = set()
@@ -513,35 +513,35 @@ def test_a_point_tells_its_neighbours_at_each_snapshot_and_who_stayed(explorer, 
 def test_without_labels_there_are_clusters(tmp_path):
     folder = make_run(tmp_path / "run", arrays(tmp_path / "p.npz", labels=False))
     with served(explore.build(Explorer(Run(folder)))[0]) as port:
-        assert get(port, "/api/run").json["labelled"] is False
+        assert get(port, "/api/run").json["labeled"] is False
         assert get(port, "/api/probe").json["labels"] is None
         point = get(port, "/api/point/0").json
         assert point["label"] is None and point["moments"][0]["same"] is None
-        assert len(get(port, "/api/colours?by=cluster&epoch=0").json["names"]) == 10
-        refused = get(port, "/api/colours?by=purity&epoch=0")
+        assert len(get(port, "/api/colors?by=cluster&epoch=0").json["names"]) == 10
+        refused = get(port, "/api/colors?by=purity&epoch=0")
         assert refused.status == 404 and "no labels" in refused.error
         assert [p["name"] for p in get(port, "/api/run").json["parts"]] == ["train"]
         assert get(port, "/api/ready?in=held&epoch=0").error == (
-            "got the pictures 'held', need one of probe, train"
+            "got the images 'held', need one of probe, train"
         )
 
 
-@pytest.mark.filterwarnings("ignore:.*are unlabelled:UserWarning")
-def test_pictures_of_unknown_label_have_no_purity(tmp_path, make_pictures):
-    root = make_pictures(tmp_path / "photos", {"": 12}, size=(16, 16))
+@pytest.mark.filterwarnings("ignore:.*are unlabeled:UserWarning")
+def test_images_of_unknown_label_have_no_purity(tmp_path, make_images):
+    root = make_images(tmp_path / "photos", {"": 12}, size=(16, 16))
     names = [f"{i:03d}.jpg" for i in range(12)]
     lines = [f"{name},{'ab'[i % 2] if i < 8 else ''}" for i, name in enumerate(names)]
     (root / "labels.csv").write_text("\n".join(["file,label", *lines]))
     explorer = Explorer(Run(make_run(tmp_path / "run", root, held_out="none")))
-    purity = explorer.colours("purity", epoch=0)["values"]
+    purity = explorer.colors("purity", epoch=0)["values"]
     assert [value is None for value in purity] == [i >= 8 for i in range(12)]
-    assert explorer.colours("label", epoch=0)["values"][8:] == [None] * 4
+    assert explorer.colors("label", epoch=0)["values"][8:] == [None] * 4
     assert explorer.point(9)["moments"][0]["same"] is None
 
 
-def test_a_run_whose_pictures_are_gone_can_still_be_looked_at(tmp_path):
+def test_a_run_whose_images_are_gone_can_still_be_looked_at(tmp_path):
     source = arrays(tmp_path / "p.npz")
-    folder, upload = make_run(tmp_path / "run", source), png(picture_of(source, 7))
+    folder, upload = make_run(tmp_path / "run", source), png(image_of(source, 7))
     source.unlink()
     with served(explore.build(Explorer(Run(folder)))[0]) as port:
         told = get(port, "/api/run").json
@@ -557,7 +557,7 @@ def test_a_run_whose_pictures_are_gone_can_still_be_looked_at(tmp_path):
     assert Explorer(Run(folder, data=str(moved))).lacking == ""
 
 
-def picture_of(source, index):
+def image_of(source, index):
     with np.load(source) as held:
         return held["x_train"][index]
 
@@ -565,10 +565,10 @@ def picture_of(source, index):
 # Thumbnails
 
 
-def test_small_pictures_are_shown_pixel_by_pixel(port, run):
+def test_small_images_are_shown_pixel_by_pixel(port, run):
     told = get(port, "/thumb/train/5?side=256")
     assert told.headers["Content-Type"] == "image/png"
-    assert np.array_equal(np.array(Image.open(io.BytesIO(told.body))), picture(run, 5))
+    assert np.array_equal(np.array(Image.open(io.BytesIO(told.body))), image(run, 5))
 
 
 def test_thumbnails_are_kept_by_the_browser(port):
@@ -582,12 +582,12 @@ def test_thumbnails_are_kept_by_the_browser(port):
     assert (again.status, again.body) == (304, b"")
 
 
-def test_other_pictures_of_the_same_names_have_other_addresses(tmp_path, make_pictures):
-    root = make_pictures(tmp_path / "photos", {"a": 4, "b": 4}, size=(16, 16))
+def test_other_images_of_the_same_names_have_other_addresses(tmp_path, make_images):
+    root = make_images(tmp_path / "photos", {"a": 4, "b": 4}, size=(16, 16))
     folder = make_run(tmp_path / "run", root, held_out="none")
     mark = Explorer(Run(folder)).mark
     assert Explorer(Run(folder)).mark == mark
-    make_pictures(root, {"a": 4, "b": 4}, size=(16, 16), seed=1)
+    make_images(root, {"a": 4, "b": 4}, size=(16, 16), seed=1)
     other = Explorer(Run(folder))
     assert other.lacking == "" and other.mark != mark
 
@@ -597,7 +597,7 @@ def test_only_known_sides_are_drawn(port, side):
     assert get(port, f"/thumb/train/5?side={quote(side)}").status == 400
 
 
-def test_large_pictures_are_made_to_fit():
+def test_large_images_are_made_to_fit():
     for height, width, size in ((400, 200, (64, 128)), (2, 5000, (128, 1)), (100, 100, (100, 100))):
         content, kind = encode(torch.zeros(3, height, width, dtype=torch.uint8), 128)
         assert kind == "image/jpeg" and Image.open(io.BytesIO(content)).size == size
@@ -614,10 +614,10 @@ def test_thumbnails_are_made_once_and_take_no_more_room_than_said(run, monkeypat
     assert sum(len(content) for content, _ in kept._kept.values()) == kept._held <= 3000
 
 
-def test_an_unreadable_picture_says_why(tmp_path, make_pictures):
-    root = make_pictures(tmp_path / "photos", {"a": 6, "b": 6}, size=(20, 24))
+def test_an_unreadable_image_says_why(tmp_path, make_images):
+    root = make_images(tmp_path / "photos", {"a": 6, "b": 6}, size=(20, 24))
     folder = make_run(tmp_path / "run", root, held_out="none")
-    (root / "a" / "001.jpg").write_bytes(b"not a picture")
+    (root / "a" / "001.jpg").write_bytes(b"not an image")
     with served(explore.build(Explorer(Run(folder)))[0]) as port:
         told = get(port, "/thumb/train/1")
         assert told.status == 404 and "001.jpg" in told.error
@@ -625,19 +625,19 @@ def test_an_unreadable_picture_says_why(tmp_path, make_pictures):
         assert post(port, "/api/search?epoch=0&of=train&index=1").status == 404
 
 
-def test_names_that_are_no_text_are_told_all_the_same(tmp_path, make_pictures):
+def test_names_that_are_no_text_are_told_all_the_same(tmp_path, make_images):
     odd, root = os.fsdecode(b"caf\xe9"), tmp_path / "photos"
     try:
-        make_pictures(root, {odd: 6, "plain": 6}, size=(16, 16))
+        make_images(root, {odd: 6, "plain": 6}, size=(16, 16))
     except OSError:
         pytest.skip("this file system takes only names that are text")
     folder = make_run(tmp_path / "run", root, held_out="none", epochs=(0,))
     with served(explore.build(Explorer(Run(folder)))[0]) as port:
         assert get(port, "/api/probe").json["titles"][0] == f"{odd}/000.jpg"
-        assert get(port, "/api/colours?by=label&epoch=0").json["names"] == [odd, "plain"]
+        assert get(port, "/api/colors?by=label&epoch=0").json["names"] == [odd, "plain"]
         for path in ("/api/run", "/api/point/0", "/api/clean?epoch=0", "/thumb/train/0"):
             assert get(port, path).status == 200, path
-        (root / odd / "001.jpg").write_bytes(b"not a picture")
+        (root / odd / "001.jpg").write_bytes(b"not an image")
         assert odd in get(port, "/thumb/train/1").error
 
 
@@ -645,12 +645,10 @@ def test_names_that_are_no_text_are_told_all_the_same(tmp_path, make_pictures):
 
 
 @pytest.mark.parametrize("part", ["probe", "train"])
-def test_an_uploaded_picture_of_the_source_finds_itself_and_its_copy(port, run, part):
+def test_an_uploaded_image_of_the_source_finds_itself_and_its_copy(port, run, part):
     ready = patiently(lambda: get(port, f"/api/ready?in={part}&epoch=2"))
     assert ready.status == 200
-    found = post(port, f"/api/search?epoch=2&in={part}&count=5", png(picture(run, OF))).json[
-        "found"
-    ]
+    found = post(port, f"/api/search?epoch=2&in={part}&count=5", png(image(run, OF))).json["found"]
     assert [one["index"] for one in found[:2]] == [OF, COPY] and len(found) == 5
     assert found[0]["distance"] < 1e-4 and found[1]["distance"] < 1e-4 < found[2]["distance"]
     assert (found[0]["row"], found[0]["title"], found[0]["label"]) == (OF, f"#{OF}", "1")
@@ -687,14 +685,14 @@ def test_distances_are_those_of_the_snapshots_own_weights(explorer, run):
 def test_arrays_that_are_enlarged_for_the_encoder_find_themselves_too(tmp_path):
     source = arrays(tmp_path / "p.npz")
     explorer = Explorer(Run(make_run(tmp_path / "run", source, image_size=24, epochs=(0,))))
-    found = explorer.search(decode(png(picture_of(source, 8))), part="probe", epoch=0)
+    found = explorer.search(decode(png(image_of(source, 8))), part="probe", epoch=0)
     assert found[0]["index"] == 8 and found[0]["distance"] < 1e-4
-    twice = np.repeat(np.repeat(picture_of(source, 8), 2, 0), 2, 1)
+    twice = np.repeat(np.repeat(image_of(source, 8), 2, 0), 2, 1)
     assert explorer.search(decode(png(twice)), part="probe", epoch=0)[0]["index"] == 8
 
 
-def test_files_find_themselves_and_unreadable_ones_are_left_out(tmp_path, make_pictures):
-    root = make_pictures(tmp_path / "photos", {"a": 6, "b": 6}, size=(40, 48))
+def test_files_find_themselves_and_unreadable_ones_are_left_out(tmp_path, make_images):
+    root = make_images(tmp_path / "photos", {"a": 6, "b": 6}, size=(40, 48))
     folder = make_run(tmp_path / "run", root, held_out="none", epochs=(0,))
     (root / "b" / "005.jpg").write_bytes(b"nothing")
     explorer = Explorer(Run(folder))
@@ -705,13 +703,13 @@ def test_files_find_themselves_and_unreadable_ones_are_left_out(tmp_path, make_p
     assert found[0]["distance"] < 1e-4 < found[1]["distance"]
 
 
-def grey16(run):
-    return png(picture(run, 3)[:, :, 0].astype(np.uint16) << 8)
+def gray16(run):
+    return png(image(run, 3)[:, :, 0].astype(np.uint16) << 8)
 
 
-@pytest.mark.parametrize("kind", ["grey16", "palette", "alpha", "strip", "one pixel", "rotated"])
-def test_odd_pictures_are_read(port, run, kind):
-    base = Image.fromarray(picture(run, 3))
+@pytest.mark.parametrize("kind", ["gray16", "palette", "alpha", "strip", "one pixel", "rotated"])
+def test_odd_images_are_read(port, run, kind):
+    base = Image.fromarray(image(run, 3))
     held, given = io.BytesIO(), {}
     if kind == "rotated":
         exif = Image.Exif()
@@ -723,7 +721,7 @@ def test_odd_pictures_are_read(port, run, kind):
     }.get(kind)  # fmt: skip
     if made is not None:
         made.save(held, "PNG", **given)
-    body = grey16(run) if kind == "grey16" else held.getvalue()
+    body = gray16(run) if kind == "gray16" else held.getvalue()
     assert post(port, "/api/search?epoch=2", body).status == 200
 
 
@@ -737,14 +735,14 @@ def blank(side):
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"hello, I am text", "no picture was recognised; need a whole JPEG, PNG"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no picture was recognised"),
+        (b"hello, I am text", "no image was recognized; need a whole JPEG, PNG"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no image was recognized"),
         (png(np.zeros((90, 90, 3), np.uint8))[:-40], "truncated"),
         (b"\x89PNG\r\n\x1a\n" + b"\x00" * 50, "cannot be read"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "no picture was recognised"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "no image was recognized"),
     ],
 )
-def test_what_is_no_picture_is_refused(port, body, words):
+def test_what_is_no_image_is_refused(port, body, words):
     told = post(port, "/api/search?epoch=2", body)
     assert told.status == 400 and words in told.error and "0x" not in told.error
 
@@ -791,12 +789,12 @@ def test_an_upload_of_untold_length_is_stopped_at_the_limit(port):
         ("epoch=1", 404, "no snapshot after epoch 1; there are 0, 2"),
         ("epoch=", 400, "epoch: got ''"),
         ("epoch=-1", 400, "epoch: got '-1', need a whole number"),
-        ("epoch=2&in=moon", 404, "got the pictures 'moon', need one of probe, train, held"),
+        ("epoch=2&in=moon", 404, "got the images 'moon', need one of probe, train, held"),
         ("epoch=2&count=9999", 400, "count: got '9999'"),
-        ("epoch=2&of=train&index=60", 404, "got picture 60, need 0 to 59"),
-        ("epoch=2&of=..%2f&index=0", 404, "got the pictures '../'"),
+        ("epoch=2&of=train&index=60", 404, "got image 60, need 0 to 59"),
+        ("epoch=2&of=..%2f&index=0", 404, "got the images '../'"),
         ("epoch=2", 400, "index: got ''"),
-        ("epoch=2&index=0", 404, "got the pictures ''"),
+        ("epoch=2&index=0", 404, "got the images ''"),
     ],
 )
 def test_a_wrong_search_says_what_is_needed(port, path, status, words):
@@ -829,7 +827,7 @@ def test_outliers_and_duplicates_are_those_of_the_naive_way(explorer, part):
     assert scores == sorted(scores)
 
 
-def test_more_copies_than_neighbours_are_still_others(tmp_path):
+def test_more_copies_than_neighbors_are_still_others(tmp_path):
     np.savez(tmp_path / "p.npz", images=np.full((30, 16, 16, 3), 90, np.uint8))
     explorer = Explorer(Run(make_run(tmp_path / "run", tmp_path / "p.npz", epochs=(0,))))
     told = patiently(lambda: explorer.clean("duplicates", part="probe", epoch=0, count=100))
@@ -845,7 +843,7 @@ def test_a_page_at_a_time(port):
     assert "need outliers or duplicates" in get(port, "/api/clean?epoch=2&order=size").error
 
 
-def test_one_picture_has_nobody_to_compare_with(tmp_path):
+def test_one_image_has_nobody_to_compare_with(tmp_path):
     np.savez(tmp_path / "p.npz", images=np.zeros((1, 16, 16, 3), np.uint8))
     explorer = Explorer(Run(make_run(tmp_path / "run", tmp_path / "p.npz", epochs=(0,))))
     with pytest.raises(Lacking, match="need 2 or more"):
@@ -940,7 +938,7 @@ def test_work_that_failed_is_tried_again():
     assert work.ask("key", "title", make) == 2
 
 
-def test_stopping_ends_the_reading_of_pictures(tmp_path, monkeypatch):
+def test_stopping_ends_the_reading_of_images(tmp_path, monkeypatch):
     explorer = Explorer(Run(make_run(tmp_path / "run", arrays(tmp_path / "p.npz", count=600))))
     slow, gather = threading.Event(), type(explorer.run.source).gather
 
@@ -951,7 +949,7 @@ def test_stopping_ends_the_reading_of_pictures(tmp_path, monkeypatch):
     monkeypatch.setattr(type(explorer.run.source), "gather", slowly)
     with served(explore.build(explorer)[0]) as port:
         told = get(port, "/api/ready?in=train&epoch=0")
-        assert told.status == 202 and told.json["pending"].startswith("Features of 600 pictures")
+        assert told.status == 202 and told.json["pending"].startswith("Features of 600 images")
         assert post(port, "/api/stop").status == 200
         slow.set()
         for thread in [t for t in threading.enumerate() if t.name == "meanshift work"]:
@@ -960,7 +958,7 @@ def test_stopping_ends_the_reading_of_pictures(tmp_path, monkeypatch):
         assert patiently(lambda: get(port, "/api/ready?in=train&epoch=0")).status == 200
 
 
-# What users know about their pictures
+# What users know about their images
 
 
 TITLES = ["a/1.jpg", "a/2.jpg", "b/1.jpg", "b/3.jpg"]
@@ -981,13 +979,13 @@ def test_metadata_by_path_or_by_a_name_that_only_one_has(tmp_path):
         )
     assert told.columns == ["site", "age"]
     assert told.row(0) == {"site": "B, east", "age": "3"} and told.row(2) == {}  # 1.jpg is two
-    age = told.colours("age", [0, 1, 2, 3])
+    age = told.colors("age", [0, 1, 2, 3])
     assert (age["kind"], age["low"], age["high"]) == ("scale", 3.0, 7.5)
     assert age["values"] == [3.0, None, None, 7.5]
-    site = told.colours("site", [3, 0, 2])
+    site = told.colors("site", [3, 0, 2])
     assert site["names"] == ["C", "B, east"] and site["values"] == [0, 1, None]
     with pytest.raises(ValueError, match="got the column 'x', need one of site, age"):
-        told.colours("x", [0])
+        told.colors("x", [0])
 
 
 @pytest.mark.parametrize(
@@ -999,7 +997,7 @@ def test_metadata_by_path_or_by_a_name_that_only_one_has(tmp_path):
         ("file,age,age\na/1.jpg,3,4\n", "each of its own name"),
         ("file,age\na/1.jpg,3\na/1.jpg,4\n", "line 3: a/1.jpg is there twice; give one line"),
         ("file,age\na/1.jpg,3,4\n", "line 2: 3 cells, need 2"),
-        ("file,age\nx/9.jpg,3\n", "none of its files is among the 4 training pictures; got"),
+        ("file,age\nx/9.jpg,3\n", "none of its files is among the 4 training images; got"),
         ("file,age\n", "got 'nothing' first, need names such as 'a/1.jpg'"),
         (b"file,age\n\xff\xfe,3\n", "not a readable CSV.*UTF-8"),
         (b"file,age\n\x00,3\n", "not a readable CSV|none of its files"),
@@ -1010,14 +1008,14 @@ def test_wrong_metadata_says_what_is_needed(tmp_path, text, words):
         read_metadata(tmp_path, text)
 
 
-def test_metadata_colours_the_map_and_stands_beside_a_picture(tmp_path, run):
+def test_metadata_colors_the_map_and_stands_beside_an_image(tmp_path, run):
     path = tmp_path / "about.csv"
     path.write_text("file,weight,=x\n" + "".join(f"#{i},{i},{i % 2}a\n" for i in range(60)))
     with served(explore.build(Explorer(Run(run), metadata=path))[0]) as port:
         assert get(port, "/api/run").json["columns"] == ["weight", "=x"]
-        told = get(port, "/api/colours?epoch=2&by=" + quote("=weight")).json
+        told = get(port, "/api/colors?epoch=2&by=" + quote("=weight")).json
         assert told["values"] == list(range(60)) and told["high"] == 59
-        assert get(port, "/api/colours?epoch=2&by=" + quote("==x")).json["names"] == ["0a", "1a"]
+        assert get(port, "/api/colors?epoch=2&by=" + quote("==x")).json["names"] == ["0a", "1a"]
         assert get(port, "/api/point/7").json["metadata"] == {"weight": "7", "=x": "1a"}
     with pytest.raises(ValueError, match=r"missing\.csv: not found"):
         Explorer(Run(run), metadata=tmp_path / "missing.csv")
@@ -1041,11 +1039,11 @@ def test_ids_of_the_live_page_stand_once():
     assert len(ids) > 20 and len(ids) == len(set(ids))
 
 
-def test_a_probe_without_a_label_offers_no_colours_by_label(tmp_path):
+def test_a_probe_without_a_label_offers_no_colors_by_label(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (60, 16, 16, 3), dtype=np.uint8)
     np.savez(tmp_path / "p.npz", x_train=pixels, y_train=np.where(np.arange(60) < 40, -1, 0))
     folder = make_run(tmp_path / "run", tmp_path / "p.npz", probe=30, held_out="none")
-    assert Explorer(Run(folder)).state()["labelled"] is False
+    assert Explorer(Run(folder)).state()["labeled"] is False
 
 
 def test_a_stray_number_is_no_epoch(tmp_path):
@@ -1059,7 +1057,7 @@ def test_a_training_that_died_is_not_said_to_train(tmp_path):
     folder = make_run(tmp_path / "run", arrays(tmp_path / "p.npz"))
     for step in range(1, 5):
         line = {"kind": "train", "step": step, "epoch": 1, "loss": 1.0, "seconds": 5.0 * step}
-        Journal(folder).append("metrics.jsonl", {**line, "pictures_per_second": 100.0})
+        Journal(folder).append("metrics.jsonl", {**line, "images_per_second": 100.0})
     explorer = Explorer(Run(folder))
     assert explorer.state()["training"] is True
     before = explorer.live.version()
@@ -1073,7 +1071,7 @@ def test_a_training_that_died_is_not_said_to_train(tmp_path):
 # Size
 
 
-def test_an_array_of_100_000_pictures_opens_in_seconds(tmp_path):
+def test_an_array_of_100_000_images_opens_in_seconds(tmp_path):
     source = tmp_path / "many.npy"
     np.lib.format.open_memmap(source, "w+", np.uint8, (100_000, 16, 16, 3)).flush()
     folder = make_run(tmp_path / "run", source, epochs=(0,), held_out="none")
@@ -1085,7 +1083,7 @@ def test_an_array_of_100_000_pictures_opens_in_seconds(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_folder_of_100_000_pictures_opens_in_seconds(tmp_path):
+def test_a_folder_of_100_000_images_opens_in_seconds(tmp_path):
     root = tmp_path / "many"
     body = png(np.zeros((16, 16, 3), np.uint8))
     for kind in range(100):

@@ -1,4 +1,4 @@
-"""Figures by their content: which picture stands where, which number a line holds, what lacks."""
+"""Figures by their content: which image stands where, which number a line holds, what lacks."""
 
 import functools
 import itertools
@@ -34,7 +34,7 @@ from meanshift.viz.figures import (
     cost,
     curves,
     draw_figures,
-    neighbours,
+    neighbors,
     purity,
     tsne,
     views,
@@ -42,7 +42,7 @@ from meanshift.viz.figures import (
 from meanshift.viz.run_reader import Lacking, Run, differing, open_runs
 
 SIDE, CLASSES = 16, 3
-COLOURS = [(30 + 20 * (i % 10), 25 * (i // 10), 255 - 20 * (i % 7)) for i in range(60)]
+COLORS = [(30 + 20 * (i % 10), 25 * (i // 10), 255 - 20 * (i % 7)) for i in range(60)]
 BASE = Config(
     data=Data(image_size=SIDE, held_out="none"),
     encoder=Encoder(name="resnet10", stem="small", width=0.125),
@@ -53,11 +53,11 @@ BASE = Config(
 
 @pytest.fixture
 def solid(tmp_path):
-    """60 pictures, each of a colour of its own, in three classes."""
-    pixels = np.ones((60, SIDE, SIDE, 3), np.uint8) * np.array(COLOURS, np.uint8)[:, None, None]
+    """60 images, each of a color of its own, in three classes."""
+    pixels = np.ones((60, SIDE, SIDE, 3), np.uint8) * np.array(COLORS, np.uint8)[:, None, None]
     labels = np.arange(60) % CLASSES
     np.savez(tmp_path / "solid.npz", x_train=pixels, y_train=labels)
-    np.savez(tmp_path / "unlabelled.npz", x_train=pixels)
+    np.savez(tmp_path / "unlabeled.npz", x_train=pixels)
     return tmp_path / "solid.npz"
 
 
@@ -117,12 +117,12 @@ def draw_png(folder, name, out, **choices):
 
 
 def which(png, top, left, pitch, row, column, size=64):
-    """The index of the picture whose colour fills a cell; None for white."""
+    """The index of the image whose color fills a cell; None for white."""
     y, x = top + row * pitch, left + column * pitch
     cell = png[y : y + size, x : x + size].reshape(-1, 3)
-    assert (cell == cell[0]).all(), "a cell holds one picture, pixel for pixel"
-    colour = tuple(int(value) for value in cell[0])
-    return None if colour == (255, 255, 255) else COLOURS.index(colour)
+    assert (cell == cell[0]).all(), "a cell holds one image, pixel for pixel"
+    color = tuple(int(value) for value in cell[0])
+    return None if color == (255, 255, 255) else COLORS.index(color)
 
 
 def nearest_by_hand(features, query, count):
@@ -144,12 +144,12 @@ def titles(drawing):
     return [axes.get_title("left") for axes in drawing.figure.axes if axes.axison]
 
 
-# Neighbours
+# Neighbors
 
 
-def test_neighbours_stand_in_their_block_and_order(make, tmp_path):
+def test_neighbors_stand_in_their_block_and_order(make, tmp_path):
     moments = {0: random_features(0), 2: random_features(1), 4: random_features(2)}
-    png = draw_png(make(moments=moments), "neighbours", tmp_path, rows=5, columns=4)
+    png = draw_png(make(moments=moments), "neighbors", tmp_path, rows=5, columns=4)
     place = {"top": 72, "left": 8, "pitch": 70}
     queries = [which(png, **place, row=row, column=0) for row in range(5)]
     assert len(set(queries)) == 5
@@ -163,19 +163,19 @@ def test_neighbours_stand_in_their_block_and_order(make, tmp_path):
 def test_queries_are_spread_over_the_classes(make):
     run = Run(make(moments={4: random_features(0)}))
     for seed in range(8):
-        drawing = neighbours.draw([run], Choices(rows=6, columns=1, seed=seed))
+        drawing = neighbors.draw([run], Choices(rows=6, columns=1, seed=seed))
         sheet = drawing.figure.axes[0].images[0].get_array()
-        queries = [COLOURS.index(tuple(map(int, sheet[70 * row, 0]))) for row in range(6)]
+        queries = [COLORS.index(tuple(map(int, sheet[70 * row, 0]))) for row in range(6)]
         assert len(set(queries)) == 6
         for three in (queries[:3], queries[3:]):
             assert {query % CLASSES for query in three} == {0, 1, 2}
 
 
-def test_neighbours_follow_the_probe_and_not_the_source(make, tmp_path):
+def test_neighbors_follow_the_probe_and_not_the_source(make, tmp_path):
     folder, features = make(), random_features(3, count=10)
     indices = torch.arange(59, 49, -1)
     add_moment(folder, 4, features, indices)
-    png = draw_png(folder, "neighbours", tmp_path, rows=2, columns=3)
+    png = draw_png(folder, "neighbors", tmp_path, rows=2, columns=3)
     for row in range(2):
         query = which(png, 72, 8, 70, row, 0)
         found = [which(png, 72, 8, 70, row, 2 + c) for c in range(3)]
@@ -188,10 +188,10 @@ def test_the_share_of_the_same_class_is_of_the_whole_probe(make):
     labels = np.arange(60) % CLASSES
     near = [nearest_by_hand(random_features(0), query, 5) for query in range(60)]
     share = np.mean([labels[found] == labels[query] for query, found in enumerate(near)])
-    drawing = neighbours.draw([run], Choices(rows=2))
+    drawing = neighbors.draw([run], Choices(rows=2))
     assert f"epoch 4: {share:.0%} same class" in words_of(drawing)
     underlined = len(drawing.figure.axes[0].lines)
-    drawing = neighbours.draw([run], Choices(rows=60))
+    drawing = neighbors.draw([run], Choices(rows=60))
     assert len(drawing.figure.axes[0].lines) == round(share * 300) > underlined
 
 
@@ -201,7 +201,7 @@ def test_unknown_labels_are_no_class(make, tmp_path):
     moments = {1: random_features(0, count=6)}
     run = Run(make(moments=moments, data__source=str(tmp_path / "some.npz")))
     assert run.pure(1, 5).tolist() == pytest.approx([0.4] * 3 + [0] * 3)
-    assert "40% same class" in words_of(neighbours.draw([run], Choices()))
+    assert "40% same class" in words_of(neighbors.draw([run], Choices()))
 
 
 # Clusters
@@ -210,7 +210,7 @@ def test_unknown_labels_are_no_class(make, tmp_path):
 def clustered(solid, assigned, **card):
     return {"cluster": {"figures": {}, "card": {"data": str(solid), **card}}}, {
         "assigned": assigned,
-        "picture": np.array([f"#{i}" for i in range(60)])[::-1].copy(),
+        "image": np.array([f"#{i}" for i in range(60)])[::-1].copy(),
     }
 
 
@@ -227,7 +227,7 @@ def test_each_row_of_clusters_holds_one_cluster(make, solid, tmp_path):
         assert len(shown) == min(5, len(members[cluster]))
         assert shown <= members[cluster]
     drawing = clusters.draw([Run(folder)], Choices(columns=5))
-    sizes = re.findall(r"(\d+)% (\d)\n(\d+) pictures", words_of(drawing))
+    sizes = re.findall(r"(\d+)% (\d)\n(\d+) images", words_of(drawing))
     assert [int(size) for *_, size in sizes] == [20, 25, 12, 3]
     for (share, label, _), inside in zip(sizes, members.values(), strict=True):
         classes = [index % CLASSES for index in inside]
@@ -238,7 +238,7 @@ def test_each_row_of_clusters_holds_one_cluster(make, solid, tmp_path):
     assert (other != png).any()
 
 
-def test_clusters_of_other_pictures_are_refused(make, solid):
+def test_clusters_of_other_images_are_refused(make, solid):
     results, arrays = clustered(solid, np.zeros(60, int), data="elsewhere.npz")
     folder = make(results=results)
     np.savez(folder / "results" / "cluster.npz", **arrays)
@@ -266,7 +266,7 @@ def test_views_are_exactly_those_of_training(make, noisy, tmp_path, same_view):
     two_views = TwoViews(config.views, 7, SIDE)
     size, top, left, pitch = 128, 100, 8, 136
     found = []
-    for index in range(20):  # which pictures were chosen: those whose views are there
+    for index in range(20):  # which images were chosen: those whose views are there
         ids = torch.tensor([index])
         shown = []
         for epoch in (1, 3):
@@ -304,8 +304,8 @@ def test_views_are_exactly_those_of_training(make, noisy, tmp_path, same_view):
             assert patch.get_linestyle() == dashes
 
 
-def test_views_of_large_pictures_of_any_shape_keep_their_shape(make, make_pictures, tmp_path):
-    photos = make_pictures(tmp_path / "photos", {"": 4}, size=(40, 80))
+def test_views_of_large_images_of_any_shape_keep_their_shape(make, make_images, tmp_path):
+    photos = make_images(tmp_path / "photos", {"": 4}, size=(40, 80))
     drawing = views.draw([Run(make(data__source=str(photos)))], Choices(rows=2))
     sheet = drawing.figure.axes[0].images[0].get_array()
     whole = sheet[:128, :128]
@@ -316,14 +316,14 @@ def test_views_of_large_pictures_of_any_shape_keep_their_shape(make, make_pictur
         assert patch.get_y() % 136 >= 32 - 1e-3
 
 
-def test_views_drawn_again_keep_whole_pictures_only_when_wished_for(make_pictures, tmp_path):
-    source = open_source(str(make_pictures(tmp_path / "photos", {"": 5}, size=(40, 56))))["train"]
+def test_views_drawn_again_keep_whole_images_only_when_wished_for(make_images, tmp_path):
+    source = open_source(str(make_images(tmp_path / "photos", {"": 5}, size=(40, 56))))["train"]
     ids, two_views = torch.tensor([3, 0, 4]), TwoViews(BASE.views, BASE.train.seed, SIDE)
-    pictures = [source.read(index) for index in ids.tolist()]
-    truth = two_views.finish(two_views.crop(pictures, 2, ids), 2, ids)
+    images = [source.read(index) for index in ids.tolist()]
+    truth = two_views.finish(two_views.crop(images, 2, ids), 2, ids)
     for keep in (False, True):
         drawn = draw_again(source, ids, epoch=2, config=BASE, keep=keep)
-        assert len(drawn.pictures) == (3 if keep else 0)
+        assert len(drawn.images) == (3 if keep else 0)
         assert drawn.ids.tolist() == [3, 0, 4] and drawn.sizes.tolist() == [[40, 56]] * 3
         assert torch.equal(drawn.target, truth[0]) and torch.equal(drawn.online, truth[1])
 
@@ -351,7 +351,7 @@ def test_curves_hold_the_lines_as_they_were_written(make):
         [2 / e for e in range(1, 5)],
     ]
     assert list(loss.lines[0].get_xdata()) == [1, 2, 3, 4]
-    assert [line.get_color() for line in loss.lines] == list(style.COLOURS[:2])
+    assert [line.get_color() for line in loss.lines] == list(style.COLORS[:2])
     assert len(lr.lines) == 1
     dashes = {line.get_linestyle(): list(line.get_ydata()) for line in knn.lines}
     assert dashes == {"-": [30.0], "--": [20.0]}
@@ -418,13 +418,13 @@ def test_purity_by_k_and_by_views(make):
     by_views = purity.draw(open_runs([folders[0], folders[2]]), Choices())
     assert titles(by_views) == ["Purity by views (target/online)"]
     assert titles(purity.draw(open_runs(folders[1:3]), Choices())) == ["Purity"]
-    # Neither comparison must hold the first run, and a run keeps its colour in every panel.
+    # Neither comparison must hold the first run, and a run keeps its color in every panel.
     later = [make("lone", lines=pure(0.01), method__k=20), folders[0], folders[2]]
     drawing = purity.draw(open_runs(later), Choices())
     assert titles(drawing) == ["Purity by k", "Purity by views (target/online)"]
-    colours = [[line.get_color() for line in axes.lines] for axes in drawing.figure.axes]
-    first, second, third = style.COLOURS[:3]
-    assert colours == [[second, first], [second, third]]
+    colors = [[line.get_color() for line in axes.lines] for axes in drawing.figure.axes]
+    first, second, third = style.COLORS[:3]
+    assert colors == [[second, first], [second, third]]
 
 
 def test_purity_of_seeds_is_a_mean_with_a_band(make):
@@ -575,13 +575,13 @@ def test_tsne_has_a_panel_an_epoch_and_ten_classes_at_the_most(drifted, monkeypa
     assert titles(drawing) == ["untrained", "epoch 1", "epoch 2"]
     legend = [text.get_text() for text in drawing.figure.legends[0].get_texts()]
     assert legend[-1] == "others" and len(legend) == 11
-    inks = dict(zip(legend, [*style.COLOURS, style.RULE], strict=True))
+    inks = dict(zip(legend, [*style.COLORS, style.RULE], strict=True))
     labels = run.labels.tolist()
     for axes, one in zip(drawing.figure.axes, fewer(run), strict=True):
         (points,) = axes.collections
         named = {
-            tuple(point): matplotlib.colors.to_hex(colour)
-            for point, colour in zip(
+            tuple(point): matplotlib.colors.to_hex(color)
+            for point, color in zip(
                 np.asarray(points.get_offsets(), np.float32).tolist(),
                 points.get_facecolors(),
                 strict=True,
@@ -593,9 +593,9 @@ def test_tsne_has_a_panel_an_epoch_and_ten_classes_at_the_most(drifted, monkeypa
     assert [text.get_text() for text in other] != legend
 
 
-def test_tsne_without_labels_is_coloured_by_cluster(make, tmp_path):
+def test_tsne_without_labels_is_colored_by_cluster(make, tmp_path):
     grouped = F.one_hot(torch.arange(60) % 10, 16).float() + 0.01 * random_features(0, dim=16)
-    source = str(tmp_path / "unlabelled.npz")
+    source = str(tmp_path / "unlabeled.npz")
     run = Run(make(moments={4: grouped}, data__source=source))
     drawing = tsne.draw([run], Choices())
     assert titles(drawing) == ["epoch 4"]
@@ -610,16 +610,16 @@ def test_tsne_without_labels_is_coloured_by_cluster(make, tmp_path):
         (place[tuple(p)] % 10, tuple(c))
         for p, c in zip(offsets, points.get_facecolors().tolist(), strict=True)
     }
-    assert len(pairs) == 10, "a colour a group"
+    assert len(pairs) == 10, "a color a group"
 
 
-def test_tsne_of_a_probe_without_a_label_is_coloured_by_cluster(make, tmp_path):
+def test_tsne_of_a_probe_without_a_label_is_colored_by_cluster(make, tmp_path):
     pixels, labels = np.zeros((60, SIDE, SIDE, 3), np.uint8), np.where(np.arange(60) < 40, -1, 0)
     np.savez(tmp_path / "few.npz", x_train=pixels, y_train=labels)
     moments = {4: random_features(0, count=40)}
     run = Run(make(moments=moments, data__source=str(tmp_path / "few.npz")))
-    assert run.source.labelled
-    assert "coloured by cluster" in tsne.draw([run], Choices()).text
+    assert run.source.labeled
+    assert "colored by cluster" in tsne.draw([run], Choices()).text
 
 
 # Cost
@@ -686,7 +686,7 @@ def test_every_figure_says_what_an_empty_run_lacks(make, tmp_path):
     lacking = {o.name: o.lacks for o in draw_figures([Run(make())], tmp_path / "out")}
     assert list(lacking) == list(NAMES)
     expected = {
-        "neighbours": "no snapshots.*--train.snapshots 6",
+        "neighbors": "no snapshots.*--train.snapshots 6",
         "tsne": "no snapshots.*--train.snapshots 6",
         "purity": "no purity.*--method.k 5",
         "accuracy": "0 of 1 runs.*--method.k 10",
@@ -700,11 +700,11 @@ def test_every_figure_says_what_an_empty_run_lacks(make, tmp_path):
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["views.png", "views.svg"]
 
 
-def test_pictures_that_are_gone_or_others_are_asked_for(make, solid, tmp_path):
+def test_images_that_are_gone_or_others_are_asked_for(make, solid, tmp_path):
     results, arrays = clustered(solid, np.zeros(60, int))
     folder = make(moments={1: random_features(0)}, results=results)
     np.savez(folder / "results" / "cluster.npz", **arrays)
-    needy = ["neighbours", "tsne", "clusters", "views"]
+    needy = ["neighbors", "tsne", "clusters", "views"]
     fingerprint = Run(folder).source.fingerprint()
     (folder / "environment.json").write_text(json.dumps({"source": fingerprint}))
     assert not any(o.lacks for o in draw_figures([Run(folder)], tmp_path, names=needy))
@@ -719,30 +719,30 @@ def test_pictures_that_are_gone_or_others_are_asked_for(make, solid, tmp_path):
     np.savez(solid, x_train=np.zeros((70, SIDE, SIDE, 3), np.uint8))
     for outcome in draw_figures([Run(folder)], tmp_path, names=needy):
         if outcome.name != "tsne":
-            assert re.search(r"other pictures than the 70.*--data SOURCE", outcome.lacks), outcome
+            assert re.search(r"other images than the 70.*--data SOURCE", outcome.lacks), outcome
     (folder / "environment.json").unlink()  # of an older program: too few can still be told
     np.savez(solid, x_train=np.zeros((59, SIDE, SIDE, 3), np.uint8))
-    with pytest.raises(Lacking, match="other pictures than the 59"):
+    with pytest.raises(Lacking, match="other images than the 59"):
         _ = Run(folder).source
 
 
-def test_without_labels_or_with_one_picture(make, tmp_path):
-    source = str(tmp_path / "unlabelled.npz")
+def test_without_labels_or_with_one_image(make, tmp_path):
+    source = str(tmp_path / "unlabeled.npz")
     run = Run(make(moments={1: random_features(0)}, data__source=source))
-    drawing = neighbours.draw([run], Choices())
+    drawing = neighbors.draw([run], Choices())
     assert "class" not in words_of(drawing) + drawing.text
     with pytest.raises(Lacking, match="no labels"):
         run.pure(1)
     lonely = Run(make("lonely", moments={1: random_features(0, count=1)}))
-    with pytest.raises(Lacking, match=r"1 picture.*--train.probe_size"):
-        neighbours.draw([lonely], Choices())
-    with pytest.raises(Lacking, match="5 pictures or more"):
+    with pytest.raises(Lacking, match=r"1 image.*--train.probe_size"):
+        neighbors.draw([lonely], Choices())
+    with pytest.raises(Lacking, match="5 images or more"):
         tsne.draw([lonely], Choices())
 
 
 def test_an_epoch_without_a_snapshot_is_named(make):
     run = Run(make(moments={0: random_features(0), 4: random_features(1)}))
-    for figure in (neighbours, tsne):
+    for figure in (neighbors, tsne):
         assert titles(tsne.draw([run], Choices(epochs=(4,)))) == ["epoch 4"]
         with pytest.raises(Lacking, match=r"epoch 3; there are 0, 4"):
             figure.draw([run], Choices(epochs=(3,)))
@@ -752,7 +752,7 @@ def test_an_epoch_without_a_snapshot_is_named(make):
 def test_a_damaged_snapshot_is_named_and_spoils_no_other_figure(make, call, damage):
     folder = make(lines=told(loss=lambda e: 1 / e), moments={0: random_features(0)})
     name = damage_snapshot(folder, damage)
-    code, _, err = call("figures", folder, "--only", "neighbours", "curves")
+    code, _, err = call("figures", folder, "--only", "neighbors", "curves")
     assert code == 0 and (folder / "figures/curves.png").exists()
     assert (name in err) == (damage != "stray")
 
@@ -773,7 +773,7 @@ def damage_snapshot(folder, damage):
 )
 def test_a_senseless_number_is_refused_by_its_flag(make, call, flag, value):
     folder = make(moments={4: random_features(0)})
-    code, out, err = call("figures", folder, "--only", "neighbours", "views", flag, value)
+    code, out, err = call("figures", folder, "--only", "neighbors", "views", flag, value)
     assert (code, out) == (2, "")
     assert f"{flag}: got {value}, need" in err and "Traceback" not in err
 
@@ -818,12 +818,12 @@ def test_files_carry_their_words_and_are_made_alike(make, solid, tmp_path):
 
 
 def test_a_figure_begins_at_its_margins(tmp_path):
-    picture = np.random.default_rng(0).integers(0, 255, (31, 57, 3), dtype=np.uint8)
-    figure, _ = style.sheet(picture, left=13, top=7, right=5, bottom=3)
+    image = np.random.default_rng(0).integers(0, 255, (31, 57, 3), dtype=np.uint8)
+    figure, _ = style.sheet(image, left=13, top=7, right=5, bottom=3)
     (path, _) = style.save(figure, tmp_path / "x", title="t", text="t")
     png = np.asarray(Image.open(path).convert("RGB"))
     assert png.shape == (41, 75, 3)
-    assert (png[7:38, 13:70] == picture).all()
+    assert (png[7:38, 13:70] == image).all()
     assert style.pixels_of(32) == (32, 2) and style.pixels_of(224) == (64, 1)
     assert style.short("a\nvery long name of a class", 8) == "a very …"
 

@@ -37,15 +37,15 @@ HUES = {"ant": 0.0, "bee": 0.33, "<b>cow</b>": 0.66}
 
 
 def paint(folder, counts):
-    """Pictures of one colour each, no two alike, so that a colour names its picture."""
+    """Images of one color each, no two alike, so that a color names its image."""
     number = 0
     for name, hue in HUES.items():
         (folder / name.replace("/", "-")).mkdir(parents=True)
         for index in range(counts):
             value = 0.4 + 0.6 * index / counts
-            colour = [int(255 * c) for c in colorsys.hsv_to_rgb(hue, 1 - index / counts / 2, value)]
-            picture = Image.new("RGB", (16, 16), tuple(colour))
-            picture.save(folder / name.replace("/", "-") / f"{number:03d}.png")
+            color = [int(255 * c) for c in colorsys.hsv_to_rgb(hue, 1 - index / counts / 2, value)]
+            image = Image.new("RGB", (16, 16), tuple(color))
+            image.save(folder / name.replace("/", "-") / f"{number:03d}.png")
             number += 1
     return folder
 
@@ -175,7 +175,7 @@ def test_a_figure_of_older_weights_says_so(made, tmp_path):
     assert text.count(told) == 6  # the headline, both tables and their cards, the clusters
 
 
-def test_a_picture_that_lies_beside_a_result_is_shown_with_its_words(made, tmp_path):
+def test_an_image_that_lies_beside_a_result_is_shown_with_its_words(made, tmp_path):
     shutil.copytree(made / "one", tmp_path / "run")
     results, told = tmp_path / "run" / "results", PngInfo()
     told.add_text("Description", '2 of 3 "objects" found')
@@ -187,9 +187,9 @@ def test_a_picture_that_lies_beside_a_result_is_shown_with_its_words(made, tmp_p
     (results / "detect-torn.png").write_bytes(b"torn")
     text = write_report([Run(tmp_path / "run")], tmp_path / "page.html").read_text()
     shown = re.findall(r'<img src="data:image/jpeg;base64,([^"]+)" alt="([^"]*objects[^"]*)"', text)
-    [(picture, words)] = shown
+    [(image, words)] = shown
     assert html.unescape(words) == '2 of 3 "objects" found'
-    with Image.open(BytesIO(base64.b64decode(picture))) as drawn:
+    with Image.open(BytesIO(base64.b64decode(image))) as drawn:
         assert drawn.size == (1400, 70) and drawn.getpixel((700, 35))[1] > 150
 
 
@@ -269,7 +269,7 @@ def test_a_long_curve_is_thinned_by_means_and_keeps_its_ends():
     assert thinned([0.0, 1.0], [5.0, 6.0]) == ([0, 1], [5.0, 6.0])
 
 
-def test_neighbours_and_sheet_are_those_of_the_snapshots(made, page):
+def test_neighbors_and_sheet_are_those_of_the_snapshots(made, page):
     run, held = Run(made / "one"), drawn(page)
     shown = held["runs"][0]
     assert shown["epochs"] == run.epochs and len(shown["points"]) == len(run.epochs)
@@ -300,24 +300,24 @@ def test_each_query_is_of_another_class(page):
 # What it says when something is missing or wrong
 
 
-def test_pictures_that_are_gone_are_named_and_the_rest_is_shown(made, tmp_path):
+def test_images_that_are_gone_are_named_and_the_rest_is_shown(made, tmp_path):
     shutil.copytree(made / "one", tmp_path / "run")
     config = json.loads((tmp_path / "run/config.json").read_text())
     config["data"]["source"] = str(tmp_path / "gone")
     (tmp_path / "run/config.json").write_text(json.dumps(config))
     text = words(write_report([Run(tmp_path / "run")], tmp_path / "page.html"))
-    assert "its pictures cannot be found" in text and "--data SOURCE" in text
+    assert "its images cannot be found" in text and "--data SOURCE" in text
     assert "Loss" in text and "20-NN" in text
 
 
-def test_pictures_that_are_others_are_refused(made, tmp_path):
+def test_images_that_are_others_are_refused(made, tmp_path):
     other = paint(tmp_path / "other", 23)
     text = words(write_report([Run(made / "one", data=str(other))], tmp_path / "page.html"))
-    assert "was trained on other pictures than the 54 in" in text
+    assert "was trained on other images than the 54 in" in text
 
 
-def test_a_run_with_no_snapshot_no_results_and_no_labels(tmp_path, make_pictures):
-    photos = make_pictures(tmp_path / "flat", {"": 12}, size=(20, 30))
+def test_a_run_with_no_snapshot_no_results_and_no_labels(tmp_path, make_images):
+    photos = make_images(tmp_path / "flat", {"": 12}, size=(20, 30))
     bare_run(tmp_path / "run", photos, size=12, epochs=())
     page = write_report([Run(tmp_path / "run")], tmp_path / "page.html")
     text = words(page)
@@ -327,38 +327,38 @@ def test_a_run_with_no_snapshot_no_results_and_no_labels(tmp_path, make_pictures
     assert "30 x 20 pixels" in text
 
 
-def test_without_labels_points_are_coloured_by_cluster(tmp_path, make_pictures):
-    photos = make_pictures(tmp_path / "flat", {"": 30}, size=(20, 30))
+def test_without_labels_points_are_colored_by_cluster(tmp_path, make_images):
+    photos = make_images(tmp_path / "flat", {"": 30}, size=(20, 30))
     bare_run(tmp_path / "run", photos, size=30)
     page = write_report([Run(tmp_path / "run")], tmp_path / "page.html")
     shown = drawn(page)["runs"][0]
-    assert shown["by"] == "cluster" and "coloured by cluster, since there are no labels" in words(
+    assert shown["by"] == "cluster" and "colored by cluster, since there are no labels" in words(
         page
     )
     assert set(shown["groups"]) == set(range(10)) and shown["pure"] == []
 
 
-def test_warnings_stand_where_they_are_seen(tmp_path, make_pictures):
-    photos = make_pictures(tmp_path / "flat", {"": 30})
+def test_warnings_stand_where_they_are_seen(tmp_path, make_images):
+    photos = make_images(tmp_path / "flat", {"": 30})
     journal = bare_run(tmp_path / "run", photos, size=30)
     journal.append("metrics.jsonl", {"kind": "train", "step": 20, "epoch": 2, "loss": 0.5})
     journal.warn(20, "collapse", "collapse: the embeddings have lost their variety")
-    journal.warn(3, "bad picture", "cannot identify <image>", file="c/broken & bent.jpg")
+    journal.warn(3, "bad image", "cannot identify <image>", file="c/broken & bent.jpg")
     page = write_report([Run(tmp_path / "run")], tmp_path / "page.html")
     text = words(page)
     assert '<p class="alarm" role="alert"><b>run</b> collapse: the embeddings have lost' in text
-    assert "1 picture could not be read" in text and "c/broken &amp; bent.jpg" in text
+    assert "1 image could not be read" in text and "c/broken &amp; bent.jpg" in text
     assert drawn(page)["curves"][0]["marks"] == [{"x": 2.0, "text": "collapse"}]
 
 
-def test_the_same_view_twice_is_called_what_it_is(tmp_path, make_pictures):
-    photos = make_pictures(tmp_path / "flat", {"": 12}, size=(20, 30))
+def test_the_same_view_twice_is_called_what_it_is(tmp_path, make_images):
+    photos = make_images(tmp_path / "flat", {"": 12}, size=(20, 30))
     bare_run(tmp_path / "run", photos, size=12, overrides={"views.same_view": True})
     text = html.unescape(words(write_report([Run(tmp_path / "run")], tmp_path / "page.html")))
     assert "the target's view (strong)" in text and "the online view (strong, the same)" in text
 
 
-@pytest.mark.parametrize("known", ["one cluster", "no picture of the probe"])
+@pytest.mark.parametrize("known", ["one cluster", "no image of the probe"])
 def test_few_labels_are_enough_for_a_page(tmp_path, known):
     pixels = np.random.default_rng(0).integers(0, 256, (30, 16, 16, 3), dtype=np.uint8)
     labels = np.full(30, -1)
@@ -367,17 +367,17 @@ def test_few_labels_are_enough_for_a_page(tmp_path, known):
     held_out = {"data.held_out": "none"}
     journal = bare_run(tmp_path / "run", tmp_path / "few.npz", size=20, overrides=held_out)
     titles = np.array([f"#{i}" for i in range(30)])
-    np.savez(journal.results / "cluster.npz", assigned=np.arange(30) // 10, picture=titles)
+    np.savez(journal.results / "cluster.npz", assigned=np.arange(30) // 10, image=titles)
     page = write_report([Run(journal.folder)], tmp_path / "page.html")
     assert drawn(page)["runs"][0]["by"] == ("label" if known == "one cluster" else "cluster")
     told = [image["alt"] for image in Elements(page.read_text()).all("img")]
     common = ["50%", "", ""] if known == "one cluster" else ["", "", "100%"]
-    assert [f"10 pictures, {share} 0" if share else "10 pictures" for share in common] == told[:3]
+    assert [f"10 images, {share} 0" if share else "10 images" for share in common] == told[:3]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "stray", "no numbers"])
-def test_a_damaged_snapshot_is_named_and_the_rest_is_shown(tmp_path, make_pictures, damage):
-    photos = make_pictures(tmp_path / "flat", {"": 12}, size=(20, 30))
+def test_a_damaged_snapshot_is_named_and_the_rest_is_shown(tmp_path, make_images, damage):
+    photos = make_images(tmp_path / "flat", {"": 12}, size=(20, 30))
     journal = bare_run(tmp_path / "run", photos, size=12, epochs=(0, 1))
     journal.append("metrics.jsonl", {"kind": "train", "step": 20, "epoch": 2, "loss": 0.5})
     last = journal.snapshots / "epoch-0001.pt"
@@ -418,7 +418,7 @@ def test_names_cannot_become_code(tmp_path, opened):
     tab = opened(page)
     assert tab.locator("h1").inner_text() == "a<script>alert(2)<"
     assert "onerror" in tab.locator("[role=alert]").inner_text()
-    assert tab.locator(".neighbours .thumb").count() > 0
+    assert tab.locator(".neighbors .thumb").count() > 0
 
 
 def test_names_that_are_no_text_are_shown_all_the_same(tmp_path, opened):
@@ -432,11 +432,11 @@ def test_names_that_are_no_text_are_shown_all_the_same(tmp_path, opened):
         Image.new("RGB", (16, 16), (index * 20, 0, 0)).save(folder / f"{odd} {index}.png")
     journal = bare_run(tmp_path / "run", tmp_path / "data", size=8, epochs=(0, 1))
     tab = opened(write_report([Run(journal.folder)], tmp_path / "page.html"))
-    assert tab.locator(".neighbours .thumb").count() > 0
-    assert "caf" in tab.locator(".neighbours .thumb").first.get_attribute("aria-label")
+    assert tab.locator(".neighbors .thumb").count() > 0
+    assert "caf" in tab.locator(".neighbors .thumb").first.get_attribute("aria-label")
 
 
-def test_the_page_of_a_thousand_pictures_stays_small(tmp_path):
+def test_the_page_of_a_thousand_images_stays_small(tmp_path):
     bare_run(tmp_path / "run", "sample", size=1000, width=32, overrides={"data.image_size": 32})
     page = write_report([Run(tmp_path / "run")], tmp_path / "page.html")
     assert len(drawn(page)["runs"][0]["titles"]) == 1000
@@ -460,43 +460,43 @@ def background(tab, selector):
     return tab.eval_on_selector_all(selector, "all => all.map(one => +one.dataset.row)")
 
 
-def test_the_slider_changes_the_neighbours(page, opened):
+def test_the_slider_changes_the_neighbors(page, opened):
     shown, tab = drawn(page)["runs"][0], opened(page)
     slider = tab.get_by_label("Epoch", exact=True)
     for at in range(len(shown["epochs"]) - 1, -1, -1):
         name = f"epoch {shown['epochs'][at]}" if shown["epochs"][at] else "untrained"
         assert tab.locator("#epoch-now").inner_text() == name
         expected = [row for query in shown["queries"] for row in (query, *shown["near"][at][query])]
-        assert background(tab, ".neighbours .thumb") == expected
+        assert background(tab, ".neighbors .thumb") == expected
         slider.focus()
         tab.keyboard.press("ArrowLeft")
-    cell = tab.locator(".neighbours .thumb").nth(1)
+    cell = tab.locator(".neighbors .thumb").nth(1)
     assert shown["titles"][shown["near"][0][shown["queries"][0]][0]] in cell.get_attribute(
         "aria-label"
     )
 
 
-def test_a_step_of_the_slider_carries_no_pictures(page, opened):
+def test_a_step_of_the_slider_carries_no_images(page, opened):
     tab = opened(page)
     tab.get_by_label("Epoch", exact=True).focus()
     tab.keyboard.press("ArrowLeft")
-    cells = tab.locator(".neighbours .thumb")
+    cells = tab.locator(".neighbors .thumb")
     seen = "all => all.map(one => getComputedStyle(one).backgroundImage.slice(0, 16))"
     assert set(cells.evaluate_all(seen)) == {'url("data:image/'}
     assert tab.locator("[style*='data:image']").count() == 0
 
 
-def test_thumbs_show_the_pictures_they_name(made, page, opened):
+def test_thumbs_show_the_images_they_name(made, page, opened):
     run, tab = Run(made / "one"), opened(page)
     indices = run.moment(run.epochs[-1]).indices
-    for cell in tab.locator(".neighbours .thumb").all()[:12]:
+    for cell in tab.locator(".neighbors .thumb").all()[:12]:
         pixels = np.array(Image.open(BytesIO(cell.screenshot())).convert("RGB"))
         middle = pixels[pixels.shape[0] // 2, pixels.shape[1] // 2].astype(int)
         index = int(indices[int(cell.get_attribute("data-row"))])
         assert np.abs(middle - run.source.read(index)[:, 8, 8].numpy()).max() < 40
 
 
-def test_a_click_on_a_point_shows_its_picture_and_neighbours(page, opened):
+def test_a_click_on_a_point_shows_its_image_and_neighbors(page, opened):
     shown, tab = drawn(page)["runs"][0], opened(page)
     canvas = tab.locator("canvas")
     canvas.scroll_into_view_if_needed()
@@ -550,7 +550,7 @@ def test_a_curve_tells_its_values_under_the_pointer_and_the_arrows(page, opened)
 
 def test_a_curve_that_grows_keeps_the_epoch_that_is_read(page, opened):
     read = """([before, after]) => {
-      const series = y => [{name: "", x: y.map((_, i) => i + 1), y, colour: "red"}];
+      const series = y => [{name: "", x: y.map((_, i) => i + 1), y, color: "red"}];
       const box = document.createElement("div");
       document.body.append(box);
       const chart = meanshiftCurves(box, {title: "Loss", series: series(before)});
@@ -584,8 +584,8 @@ def test_nothing_is_wider_than_the_screen(made, opened, width):
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def luminance(colour):
-    channels = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+def luminance(color):
+    channels = [int(part) / 255 for part in re.findall(r"\d+", color)[:3]]
     linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -646,26 +646,26 @@ def test_the_monitor_looks_before_the_first_step_and_the_page_shows_it(made, pag
     assert "at epoch 0" in words(page) or "epoch 0</small>" in words(page)
 
 
-def test_unreadable_pictures_have_no_row_in_a_snapshot(tmp_path, capsys):
+def test_unreadable_images_have_no_row_in_a_snapshot(tmp_path, capsys):
     from meanshift.cli import main
 
     photos = paint(tmp_path / "photos", 16)
-    (photos / "ant" / "000.png").write_bytes(b"no picture")
+    (photos / "ant" / "000.png").write_bytes(b"no image")
     flags = [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
     flags += ["--data.held_out", "none", "--data.bad_share", "0.1", "--train.probe_size", "1000"]
     command = ["pretrain", "small", "--data", str(photos), "--out", str(tmp_path / "run")]
     assert main([*command, *flags, "--train.epochs", "1"]) == 0
-    assert "grey" not in capsys.readouterr().err  # it is warned of once, as what it is
+    assert "gray" not in capsys.readouterr().err  # it is warned of once, as what it is
     run = Run(tmp_path / "run")
     readable = [i for i in range(48) if run.source.title(i) != "ant/000.png"]
     for epoch in run.epochs:
         assert run.moment(epoch).indices.tolist() == readable
     text = words(write_report([run], tmp_path / "page.html"))
-    assert "1 picture could not be read" in text and "ant/000.png" in text
+    assert "1 image could not be read" in text and "ant/000.png" in text
 
 
-def test_a_probe_that_lost_a_picture_is_read_by_those_it_kept(tmp_path, make_pictures):
-    photos = make_pictures(tmp_path / "flat", {"": 12})
+def test_a_probe_that_lost_an_image_is_read_by_those_it_kept(tmp_path, make_images):
+    photos = make_images(tmp_path / "flat", {"": 12})
     journal = bare_run(tmp_path / "run", photos, size=12, epochs=(0, 1))
     path = journal.snapshots / "epoch-0001.pt"
     state = checkpoint.read(path)
@@ -697,7 +697,7 @@ def test_a_folder_in_the_place_of_the_page_is_refused(made, call):
     assert code == 2 and "is a file; need a folder" in err
 
 
-def test_gone_pictures_are_told_on_the_terminal_with_where_they_were(made, call, tmp_path):
+def test_gone_images_are_told_on_the_terminal_with_where_they_were(made, call, tmp_path):
     code, _, err = call("report", made / "one", "--data", tmp_path / "x", "--out", tmp_path / "p")
     assert code == 0 and "cannot be found" in err
     assert f"in training it was {made / 'photos'}" in err

@@ -44,14 +44,14 @@ def evaluate(
     """AP, AP50 and AP75 by VOC's metric of 2007 and by COCO's, the mean over seeds.
 
     Killed and called again with the same arguments it goes on from the last checkpoint. Several
-    processes share each batch and the test pictures; all return the same result.
+    processes share each batch and the test images; all return the same result.
     """
     if seeds < 1:
         raise ValueError(f"detect: got {seeds} seeds, need 1 or more")
     if recipe.batch_size < distributed.world_size():
         raise ValueError(
             f"detect: {distributed.world_size()} processes share batches of {recipe.batch_size} "
-            f"pictures; need one each: start fewer, or say --batch-size"
+            f"images; need one each: start fewer, or say --batch-size"
         )
     own = range(judged.seed, judged.seed + seeds)
     trials = [_trial(judged, train, test, recipe, seed) for seed in own]
@@ -76,17 +76,17 @@ def evaluate(
         ],
         "loss": [trial.told.losses for trial in trials],
         "processes": [trial.told.processes for trial in trials],
-        "batch norm": "synchronised" if distributed.world_size() > 1 else "one process",
+        "batch norm": "synchronized" if distributed.world_size() > 1 else "one process",
     }
     unreadable = {title for trial in trials for title in (*trial.told.bad, *trial.lost)}
     card = {
         "data": f"{train.place}: {train.name}, judged on {test.name}",
         "root": str(train.root.absolute()),
-        "split": "pictures as listed; difficult objects are trained on and not judged",
+        "split": "images as listed; difficult objects are trained on and not judged",
         "sizes": {"train": len(train), "test": len(test)},
         "objects": {"train": _objects(train), "test": _objects(test)},
         "classes": test.classes,
-        "pictures": {"train": train.fingerprint(), "test": test.fingerprint()},
+        "images": {"train": train.fingerprint(), "test": test.fingerprint()},
         "unreadable": len(unreadable),
         "image_size": recipe.size,
         "resize": f"short side {recipe.size}, long side at most {round(1333 * recipe.size / 800)}",
@@ -95,8 +95,8 @@ def evaluate(
     words += [f"{seeds}-seeds"] if seeds > 1 else []
     words += [] if judged.precision == torch.float32 else [str(judged.precision)[6:]]
     name = re.sub(r"[^\w.-]+", "-", "-".join(words))[:120]
-    picture, text = (None, "") if distributed.rank() else _picture(test, trials[0].founds)
-    return Result(name, figures, settings, picture=picture, text=text, card=card)
+    image, text = (None, "") if distributed.rank() else _image(test, trials[0].founds)
+    return Result(name, figures, settings, image=image, text=text, card=card)
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,11 @@ def _trial(judged: Judged, train: Boxes, test: Boxes, recipe: Recipe, seed: int)
     if bad := told.bad | lost:
         title, why = next(iter(bad.items()))
         warnings.warn(
-            f"{len(bad)} pictures cannot be read and are left out, the first is {title} ({why})",
+            f"{len(bad)} images cannot be read and are left out, the first is {title} ({why})",
             stacklevel=2,
         )
     seen = sorted(founds)
-    truths = [_truth(test.pictures[index]) for index in seen]
+    truths = [_truth(test.images[index]) for index in seen]
     figures, by_class = dict[str, float](), list[float]()
     rules: dict[Literal["coco", "voc07"], str] = {"coco": " (COCO)", "voc07": ""}
     for rule, suffix in rules.items():
@@ -137,23 +137,23 @@ def _trial(judged: Judged, train: Boxes, test: Boxes, recipe: Recipe, seed: int)
     return _Trial(figures, by_class, founds, told, lost)
 
 
-def _picture(test: Boxes, founds: dict[int, Found]) -> tuple[Any, str]:
+def _image(test: Boxes, founds: dict[int, Found]) -> tuple[Any, str]:
     """Some of the test photographs, with what was found in them."""
     seen = sorted(founds)
     shown = [seen[index] for index in rng.choose(0, len(seen), detections.MOST, rng.PROBE).tolist()]
-    truths, found = [_truth(test.pictures[i]) for i in shown], [founds[i] for i in shown]
-    titles = [test.pictures[index].title for index in shown]
-    pictures = [test.read(index) for index in shown]
-    figure = detections.draw(pictures, truths, found, classes=test.classes, titles=titles)
+    truths, found = [_truth(test.images[i]) for i in shown], [founds[i] for i in shown]
+    titles = [test.images[index].title for index in shown]
+    images = [test.read(index) for index in shown]
+    figure = detections.draw(images, truths, found, classes=test.classes, titles=titles)
     return figure, detections.count(truths, found)
 
 
-def _truth(picture: Annotated) -> Truth:
-    return Truth(picture.boxes, picture.labels, picture.difficult)
+def _truth(image: Annotated) -> Truth:
+    return Truth(image.boxes, image.labels, image.difficult)
 
 
-def _objects(pictures: Boxes) -> int:
-    return sum(len(picture.labels) for picture in pictures.pictures)
+def _objects(images: Boxes) -> int:
+    return sum(len(image.labels) for image in images.images)
 
 
 def beside() -> dict[str, dict[str, float]]:

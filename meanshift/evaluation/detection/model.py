@@ -33,7 +33,7 @@ class Recipe:
     """short side when judged; in training it is 0.6 to 1 times that, in 11 steps"""
     batch_size: int = _BATCH
     rois: int = _ROIS
-    """regions of a picture from which the box head learns"""
+    """regions of an image from which the box head learns"""
     lr: float = _LR
     warmup: int = 100
     momentum: float = 0.9
@@ -81,7 +81,7 @@ class Recipe:
 
     @property
     def sizes(self) -> list[int]:
-        """Short sides of the training pictures: 480 to 800 in steps of 32 in the paper."""
+        """Short sides of the training images: 480 to 800 in steps of 32 in the paper."""
         return [round(self.size * (0.6 + 0.04 * step)) for step in range(11)]
 
     @property
@@ -105,7 +105,7 @@ class Recipe:
 
 
 def _share(size: int) -> float:
-    """Of the paper's regions, in smaller pictures."""
+    """Of the paper's regions, in smaller images."""
     return max(1 / 8, min(1.0, (size / _SIZE) ** 2))
 
 
@@ -148,13 +148,13 @@ def build_detector(
             box_batch_size_per_image=recipe.rois,
             **recipe.proposals,
         )
-    # torchvision's own guesses the stride from the first pictures that it meets.
+    # torchvision's own guesses the stride from the first images that it meets.
     detector.roi_heads.box_roi_pool = _Regions(stages.stride)
     return detector.requires_grad_()
 
 
 def groups(detector: nn.Module, recipe: Recipe) -> list[dict[str, object]]:
-    """What the optimiser learns: no weight decay on the batch norms, as in Detectron2."""
+    """What the optimizer learns: no weight decay on the batch norms, as in Detectron2."""
     norms = [
         parameter
         for module in detector.modules()
@@ -179,9 +179,9 @@ class _Stages(nn.Sequential):
             self.stride = 256 // self(probe).shape[2]
         self.train()
 
-    def forward(self, pictures: Float[Tensor, "n 3 _ _"]) -> Float[Tensor, "n channels _ _"]:
-        with autocast(pictures.device, self.precision):
-            features = pictures
+    def forward(self, images: Float[Tensor, "n 3 _ _"]) -> Float[Tensor, "n channels _ _"]:
+        with autocast(images.device, self.precision):
+            features = images
             for stage in self:
                 features = stage(features)
         return features.float()

@@ -20,7 +20,7 @@ from meanshift.data.source import Unreadable
 from meanshift.data.voc import BAD_SHARE, Boxes
 from meanshift.evaluation.context import Judged
 from meanshift.evaluation.detection.model import Recipe, groups
-from meanshift.models.sync_batch_norm import synchronised
+from meanshift.models.sync_batch_norm import synchronized
 from meanshift.ops.average_precision import Found
 from meanshift.runtime import checkpoint, distributed, rng
 from meanshift.runtime.progress import progress
@@ -37,7 +37,7 @@ class Learned:
     losses: dict[int, float]
     """mean loss of the iterations up to each of these"""
     bad: dict[str, str]
-    """pictures that could not be read, and why"""
+    """images that could not be read, and why"""
     processes: list[int]
     """how many worked on it, one after another"""
 
@@ -64,7 +64,7 @@ def learn(judged: Judged, detector: nn.Module, train: Boxes, recipe: Recipe, see
         told.processes.append(world)
     network = detector
     if world > 1:
-        detector = synchronised(detector, device)
+        detector = synchronized(detector, device)
         network = DistributedDataParallel(
             detector, device_ids=[device.index] if device.type == "cuda" else None
         )
@@ -76,12 +76,12 @@ def learn(judged: Judged, detector: nn.Module, train: Boxes, recipe: Recipe, see
         for step, samples in _batches(
             train, recipe, seed, start, recipe.iterations, judged.workers
         ):
-            pictures, targets = _prepared(train, samples, recipe, seed, step, device)
+            images, targets = _prepared(train, samples, recipe, seed, step, device)
             told.bad |= {bad.title: bad.why for _, _, errors in samples for bad in errors}
             refuse_many(told.bad, train)
             for group in optimizer.param_groups:
                 group["lr"] = recipe.rate(step)
-            loss = sum(network(pictures, targets).values())
+            loss = sum(network(images, targets).values())
             optimizer.zero_grad(set_to_none=True)
             share = len(samples) * world / recipe.batch_size
             (loss * share).backward()
@@ -128,12 +128,12 @@ def _settle(judged: Judged, detector: nn.Module, train: Boxes, recipe: Recipe, s
             distributed.average(held)
 
 
-def refuse_many(bad: dict[str, str], pictures: Boxes) -> None:
-    """A few pictures that cannot be read are counted; many would make another task of it."""
-    if len(bad) > min(max(1, BAD_SHARE * len(pictures)), len(pictures) - 1):
+def refuse_many(bad: dict[str, str], images: Boxes) -> None:
+    """A few images that cannot be read are counted; many would make another task of it."""
+    if len(bad) > min(max(1, BAD_SHARE * len(images)), len(images) - 1):
         title, why = next(iter(bad.items()))
         raise ValueError(
-            f"{pictures.name}: {len(bad)} of {len(pictures)} pictures cannot be read, the first is "
+            f"{images.name}: {len(bad)} of {len(images)} images cannot be read, the first is "
             f"{title} ({why}); at most {BAD_SHARE:.0%} may: mend them, or take them off the list"
         )
 
@@ -154,18 +154,18 @@ def _mean_loss(passed: Tensor, done: int, losses: dict[int, float]) -> float:
 def detect(
     judged: Judged, detector: nn.Module, test: Boxes, title: str
 ) -> tuple[dict[int, Found], dict[str, str]]:
-    """The detections in each picture that can be read; each process looks at its share."""
+    """The detections in each image that can be read; each process looks at its share."""
     world, rank, device = distributed.world_size(), distributed.rank(), judged.device
     detector.eval()
     mine, bad = list[tuple[int, Found]](), list[tuple[str, str]]()
     loader = _loader(test, [[index] for index in range(rank, len(test), world)], judged.workers)
     with progress(title, len(loader), shown=rank == 0) as bar:
-        for [(picture, index, errors)] in served(loader):
+        for [(image, index, errors)] in served(loader):
             bar.update()
-            if errors:  # another picture stands in its place, which is for training
+            if errors:  # another image stands in its place, which is for training
                 bad.append((errors[0].title, errors[0].why))
                 continue
-            found = detector([picture.to(device).float().div_(255)])[0]
+            found = detector([image.to(device).float().div_(255)])[0]
             boxes, scores = (found[name].float().cpu() for name in ("boxes", "scores"))
             mine.append((index, Found(boxes, scores, found["labels"].cpu() - 1)))
     return dict(distributed.gathered(mine)), dict(distributed.gathered(bad))
@@ -174,7 +174,7 @@ def detect(
 def _batches(
     train: Boxes, recipe: Recipe, seed: int, start: int, stop: int, workers: int
 ) -> Iterator[tuple[int, list[Sample]]]:
-    """This process's share of each batch; every picture comes once an epoch, in a new order."""
+    """This process's share of each batch; every image comes once an epoch, in a new order."""
     size, count = recipe.batch_size, len(train)
     rank, world = distributed.rank(), distributed.world_size()
     shares, orders = [], dict[int, list[int]]()
@@ -191,9 +191,9 @@ def _batches(
     yield from zip(range(start, stop), served(_loader(train, shares, workers)), strict=True)
 
 
-def _loader(pictures: Boxes, shares: list[list[int]], workers: int) -> DataLoader[list[Sample]]:
+def _loader(images: Boxes, shares: list[list[int]], workers: int) -> DataLoader[list[Sample]]:
     return DataLoader(
-        _Decoded(pictures),  # type: ignore[arg-type]  # a batch is a list of samples
+        _Decoded(images),  # type: ignore[arg-type]  # a batch is a list of samples
         batch_sampler=shares,
         collate_fn=list,
         num_workers=workers,
@@ -203,27 +203,27 @@ def _loader(pictures: Boxes, shares: list[list[int]], workers: int) -> DataLoade
 
 
 class _Decoded(Dataset[Sample]):
-    """Pictures by index; the next one stands in for one that cannot be read, which is told."""
+    """Images by index; the next one stands in for one that cannot be read, which is told."""
 
-    def __init__(self, pictures: Boxes) -> None:
-        self.pictures = pictures
+    def __init__(self, images: Boxes) -> None:
+        self.images = images
 
     def __getitem__(self, index: int) -> Sample:
         errors: list[Unreadable] = []
-        for more in range(len(self.pictures)):
-            here = (index + more) % len(self.pictures)
+        for more in range(len(self.images)):
+            here = (index + more) % len(self.images)
             try:
-                return self.pictures.read(here), here, errors
+                return self.images.read(here), here, errors
             except Unreadable as error:
                 errors.append(error)
-        grey = torch.full((3, 32, 32), 128, dtype=torch.uint8)
-        return grey, index, errors  # the count will stop it
+        gray = torch.full((3, 32, 32), 128, dtype=torch.uint8)
+        return gray, index, errors  # the count will stop it
 
 
 def _prepared(
     train: Boxes, samples: list[Sample], recipe: Recipe, seed: int, step: int, device: torch.device
 ) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
-    """Pictures in 0..1 and their targets, half of them mirrored; each draw has its own address.
+    """Images in 0..1 and their targets, half of them mirrored; each draw has its own address.
 
     Also those that torchvision draws: sizes, and the regions that are learned from.
     """
@@ -231,21 +231,21 @@ def _prepared(
     torch.manual_seed(rng.seed_of(seed, step * world + rank, rng.NETWORK))
     places = step * recipe.batch_size + rank + world * torch.arange(len(samples))
     mirrored = rng.uniform(seed, 0, places, rng.ONLINE, 1)[:, 0] < 0.5
-    pictures, targets = [], []
-    for (picture, index, _), mirror in zip(samples, mirrored.tolist(), strict=True):
-        boxes, labels = train.pictures[index].boxes, train.pictures[index].labels
+    images, targets = [], []
+    for (image, index, _), mirror in zip(samples, mirrored.tolist(), strict=True):
+        boxes, labels = train.images[index].boxes, train.images[index].labels
         if mirror:
-            picture, width = picture.flip(2), picture.shape[2]
+            image, width = image.flip(2), image.shape[2]
             boxes = torch.stack(
                 [width - boxes[:, 2], boxes[:, 1], width - boxes[:, 0], boxes[:, 3]], 1
             )
-        pictures.append(picture.to(device, non_blocking=True).float().div_(255))
+        images.append(image.to(device, non_blocking=True).float().div_(255))
         targets.append({"boxes": boxes.to(device), "labels": labels.to(device) + 1})
-    return pictures, targets
+    return images, targets
 
 
 def _folder(judged: Judged, train: Boxes, recipe: Recipe, seed: int) -> Path:
-    """Where a detector's checkpoints lie: another for other weights, pictures or settings."""
+    """Where a detector's checkpoints lie: another for other weights, images or settings."""
     how = [asdict(recipe), seed, str(judged.precision), TRAINED]
     key = [judged.fingerprint, train.fingerprint(), *how]
     name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]

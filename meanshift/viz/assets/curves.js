@@ -1,6 +1,6 @@
 /* Small line charts that can be hovered, touched and read by keyboard.
 
-   meanshiftCurves(container, {title, series: [{name, x, y, colour, dashed}], marks: [{x, text}], format, span})
+   meanshiftCurves(container, {title, series: [{name, x, y, color, dashed}], marks: [{x, text}], format, span})
    returns {update({series, marks})}; `span` is the least range that the vertical axis shows. */
 "use strict";
 
@@ -66,8 +66,8 @@ function meanshiftCurves(container, options) {
     for (const tick of ticks(x0, x1, 5)) make("text", {x: scaleX(tick), y: H - 6, "text-anchor": "middle"}, +tick.toFixed(6));
     for (const one of shown) {
       const d = one.x.map((x, i) => `${i ? "L" : "M"}${scaleX(x).toFixed(1)} ${scaleY(one.y[i]).toFixed(1)}`).join("");
-      make("path", {d, stroke: one.colour, ...(one.dashed ? {"stroke-dasharray": "4 3"} : {})});
-      if (one.x.length === 1) make("circle", {cx: scaleX(one.x[0]), cy: scaleY(one.y[0]), r: 3, fill: one.colour});
+      make("path", {d, stroke: one.color, ...(one.dashed ? {"stroke-dasharray": "4 3"} : {})});
+      if (one.x.length === 1) make("circle", {cx: scaleX(one.x[0]), cy: scaleY(one.y[0]), r: 3, fill: one.color});
     }
     for (const mark of marks) {
       make("line", {class: "mark", x1: scaleX(mark.x), x2: scaleX(mark.x), y1: top, y2: H - bottom});
@@ -90,14 +90,14 @@ function meanshiftCurves(container, options) {
     return Math.abs(list[low] - x) <= Math.abs(list[high] - x) ? low : high;
   }
 
-  function read(before, x) {  // the values at x, each with its colour where there are several
+  function read(before, x) {  // the values at x, each with its color where there are several
     const shown = series.filter(one => one.x.length);
     readout.replaceChildren(before, ...shown.flatMap((one, i) => {
       const value = format(one.y[nearest(one.x, x)]);
       if (series.length < 2) return [value];
       const key = document.createElement("i");
       key.className = "key";
-      key.style.background = one.colour;
+      key.style.background = one.color;
       return [i ? " " : "", key, `${one.name} ${value}`];
     }));
   }

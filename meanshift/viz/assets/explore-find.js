@@ -24,14 +24,14 @@ function useSelected() { if (state.point) searchWith(state.point); }
 
 function searchWith(one) {
   state.query = {of: one.part, index: one.index};
-  $("query").replaceChildren(h("div", {}, picture(one, 256, called(one)), h("p", {}, called(one))));
+  $("query").replaceChildren(h("div", {}, image(one, 256, called(one)), h("p", {}, called(one))));
   search();
 }
 
 function searchFile(file) {
   if (!file) return;
   if (file.size > UPLOAD) { wrong("search-status", `${file.name} is larger than 20 MB; make it smaller`); return; }
-  const seen = h("img", {alt: `The picture to search with, ${file.name}`, src: URL.createObjectURL(file)});
+  const seen = h("img", {alt: `The image to search with, ${file.name}`, src: URL.createObjectURL(file)});
   seen.onload = () => { seen.classList.toggle("exact", seen.naturalWidth <= 64); URL.revokeObjectURL(seen.src); };
   seen.onerror = () => seen.remove();  // the server may still know how to read it
   state.query = {file};
@@ -54,7 +54,7 @@ async function search() {
     if (!wanted()) return;
     $("search-status").textContent = `${told.found.length} nearest after epoch ${epoch}, nearest first`;
     $("found").replaceChildren(...told.found.map(one => h("button", {className: "card", onclick: () => enlargeAll([one], `distance ${far(one.distance)}`)},
-      picture(one, 128, called(one)), h("b", {title: one.title}, one.title),
+      image(one, 128, called(one)), h("b", {title: one.title}, one.title),
       h("span", {className: "quiet"}, h("span", {}, one.label || ""), h("span", {}, far(one.distance))))));
   } catch (error) { if (wanted()) wrong("search-status", error.message); }
 }
@@ -77,8 +77,8 @@ addEventListener("paste", event => {
 /* Clean */
 
 const ABOUT = {
-  outliers: "Farthest from their ten nearest neighbours first: often broken, mislabelled or rare pictures. The score is the mean distance to them.",
-  duplicates: "Nearest pairs first: often copies. Of each pair the later picture is the one that is selected. The score is the distance.",
+  outliers: "Farthest from their ten nearest neighbors first: often broken, mislabeled or rare images. The score is the mean distance to them.",
+  duplicates: "Nearest pairs first: often copies. Of each pair the later image is the one that is selected. The score is the distance.",
 };
 const keyOf = item => `${state.order} ${item.part} ${item.index} ${item.nearest.index}`;
 
@@ -97,7 +97,7 @@ async function clean(more) {
     state.total = told.total;
     $("cards").classList.toggle("pairs", order === "duplicates");
     $("cards").append(...told.items.map((item, i) => card(item, at + i)));
-    $("clean-status").textContent = `${state.shown.length.toLocaleString("en")} of ${told.total.toLocaleString("en")} ${order === "outliers" ? "pictures" : "pairs"}`;
+    $("clean-status").textContent = `${state.shown.length.toLocaleString("en")} of ${told.total.toLocaleString("en")} ${order === "outliers" ? "images" : "pairs"}`;
     $("more").hidden = state.shown.length >= told.total;
   } catch (error) { if (wanted()) wrong("clean-status", error.message); }
 }
@@ -110,7 +110,7 @@ function card(item, at) {
   const look = h("button", {className: "look", title: "Enlarge, beside its nearest"}, "⤢");
   look.setAttribute("aria-label", `Enlarge ${item.title} beside its nearest`);
   look.onclick = event => { event.preventDefault(); enlargeAll(both, `distance ${far(item.distance)}`); };
-  const seen = pair ? h("div", {className: "two"}, picture(item, 128, ""), picture(item.nearest, 128, "")) : picture(item, 128, "");
+  const seen = pair ? h("div", {className: "two"}, image(item, 128, ""), image(item.nearest, 128, "")) : image(item, 128, "");
   const title = pair ? `${item.title} — ${item.nearest.title}` : item.title;
   const labels = pair && item.label !== item.nearest.label ? `${item.label || "?"} / ${item.nearest.label || "?"}` : item.label || "";
   return h("label", {className: "card"}, seen, box, look, h("b", {title}, title),

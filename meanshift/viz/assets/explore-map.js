@@ -1,4 +1,4 @@
-/* The live page's map: points, colours, and a picture with its neighbours. After explore.js. */
+/* The live page's map: points, colors, and an image with its neighbors. After explore.js. */
 "use strict";
 
 /* The map */
@@ -15,7 +15,7 @@ const chart = meanshiftMap($("canvas"), {
     box.hidden = i === null;
     if (i === null) return;
     const row = rowOf(i), [x, y] = chart.where(i), wide = $("canvas").clientWidth;
-    box.replaceChildren(picture(trained(state.probe.indices[row]), 128, ""), wordOf(row));
+    box.replaceChildren(image(trained(state.probe.indices[row]), 128, ""), wordOf(row));
     box.style.left = `${x > wide / 2 ? x - 145 : x + 16}px`;
     box.style.top = `${Math.max(0, Math.min(y - 60, wide - 170))}px`;
   },
@@ -64,7 +64,7 @@ function setEpoch(epoch) {
 function chooseEpoch(epoch) {
   if (epoch === state.epoch) return;
   setEpoch(epoch);
-  if ($("colour").value === "purity") recolour().catch(complain);
+  if ($("color").value === "purity") recolor().catch(complain);
   if (state.query) search();
   if (state.shown.length) { if ($("clean").hidden) state.shown = []; else clean(); }
 }
@@ -88,27 +88,27 @@ const play = {timer: 0, stop() {
   $("play").setAttribute("aria-label", "Play through the epochs");
 }};
 
-/* Colours */
+/* Colors */
 
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const STOPS = ["#5b3f99", "#3f6bb0", "#25929a", "#4fb567", "#d8b72e"];
-const hex = colour => [1, 3, 5].map(at => parseInt(colour.slice(at, at + 2), 16));
+const hex = color => [1, 3, 5].map(at => parseInt(color.slice(at, at + 2), 16));
 const mix = (a, b, share) => { const [x, y] = [hex(a), hex(b)]; return "#" + x.map((v, i) => Math.round(v + (y[i] - v) * share).toString(16).padStart(2, "0")).join(""); };
 const onScale = share => { const at = Math.max(0, Math.min(0.9999, share)) * (STOPS.length - 1), i = Math.floor(at); return mix(STOPS[i], STOPS[i + 1], Math.round((at - i) * 8) / 8); };
 const ofCategory = i => i < 10 ? css(`--c${i}`) : i < 20 ? mix(css(`--c${i % 10}`), css("--ink"), 0.45) : css("--quiet");
 
-async function recolour() {
-  const by = $("colour").value, {epoch} = state, told = await ask(`/api/colours?by=${encodeURIComponent(by)}&epoch=${epoch}`);
-  if ($("colour").value !== by || state.epoch !== epoch) return;  // another was chosen meanwhile
-  if (!state.colours || state.colours.by !== by) state.only = null;
-  state.colours = {...told, by};
+async function recolor() {
+  const by = $("color").value, {epoch} = state, told = await ask(`/api/colors?by=${encodeURIComponent(by)}&epoch=${epoch}`);
+  if ($("color").value !== by || state.epoch !== epoch) return;  // another was chosen meanwhile
+  if (!state.colors || state.colors.by !== by) state.only = null;
+  state.colors = {...told, by};
   showLegend();
   paint();
 }
 
 function paint() {
-  if (!state.map || !state.colours) return;
-  const {kind, values, low, high} = state.colours, none = css("--rule"), width = high - low || 1, known = [];
+  if (!state.map || !state.colors) return;
+  const {kind, values, low, high} = state.colors, none = css("--rule"), width = high - low || 1, known = [];
   chart.paint(state.map.rows.map(row => {
     const value = values[row];
     if (value === null) return none;
@@ -119,12 +119,12 @@ function paint() {
 }
 
 function showLegend() {
-  const told = state.colours, missing = told.values.filter(value => value === null).length;
+  const told = state.colors, missing = told.values.filter(value => value === null).length;
   if (told.kind === "scale") {
     const bar = h("i"), short = value => +value.toPrecision(4);
     bar.style.background = `linear-gradient(90deg, ${STOPS.join()})`;
     $("legend").replaceChildren(h("div", {className: "scale"}, `${short(told.low)}`, bar, `${short(told.high)}`),
-      missing ? h("small", {}, `grey: ${missing} without a value`) : "");
+      missing ? h("small", {}, `gray: ${missing} without a value`) : "");
     return;
   }
   const entries = told.names.map((name, i) => {
@@ -135,12 +135,12 @@ function showLegend() {
     button.onclick = () => { state.only = pressed ? null : i; showLegend(); paint(); };
     return h("li", {}, button);
   });
-  $("legend").replaceChildren(h("ul", {className: "legend"}, ...entries), missing ? h("small", {}, `grey: ${missing} without a value`) : "");
+  $("legend").replaceChildren(h("ul", {className: "legend"}, ...entries), missing ? h("small", {}, `gray: ${missing} without a value`) : "");
 }
-$("colour").addEventListener("change", () => recolour().catch(complain));
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (state.colours) { showLegend(); paint(); } });
+$("color").addEventListener("change", () => recolor().catch(complain));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (state.colors) { showLegend(); paint(); } });
 
-/* A picture and its neighbours */
+/* An image and its neighbors */
 
 async function pick(row) {
   state.chosen = row;
@@ -164,7 +164,7 @@ async function pick(row) {
       h("ol", {}, ...moment.rows.map((other, i) => {
         const said = `${wordOf(other)}, distance ${far(moment.distances[i])}${moment.stayed[i] ? ", stayed" : ""}`;
         const button = h("button", {className: "near", title: said, onclick: () => pick(other).catch(complain)},
-          picture(trained(state.probe.indices[other]), 64, said));
+          image(trained(state.probe.indices[other]), 64, said));
         button.classList.toggle("same", Boolean(moment.same && moment.same[i]));
         button.classList.toggle("stayed", moment.stayed[i]);
         return h("li", {}, button);
@@ -174,20 +174,20 @@ async function pick(row) {
     return strip;
   });
   $("detail").replaceChildren(
-    h("div", {className: "large"}, picture(told, 256, called(told)), h("div", {}, h("h2", {}, told.title), facts, h("p", {className: "controls"}, enlarge, seek))),
+    h("div", {className: "large"}, image(told, 256, called(told)), h("div", {}, h("h2", {}, told.title), facts, h("p", {className: "controls"}, enlarge, seek))),
     h("div", {className: "strips"}, ...strips),
     h("p", {className: "quiet hint"}, ...(told.label ? [h("span", {className: "line"}), " same label  "] : []),
-      h("span", {className: "dot"}), " was a neighbour at the snapshot before"));
+      h("span", {className: "dot"}), " was a neighbor at the snapshot before"));
 }
 
-function enlargeAll(pictures, words) {
+function enlargeAll(images, words) {
   const dialog = $("large");
   const close = h("button", {onclick: () => dialog.close(), autofocus: true}, "Close");
-  const shown = pictures.map(one => {
+  const shown = images.map(one => {
     const tools = [];
     if (one.row !== null && one.row !== undefined) tools.push(h("button", {onclick: () => { dialog.close(); show("map"); pick(one.row).catch(complain); }}, "Show on the map"));
     tools.push(h("button", {onclick: () => { dialog.close(); show("search"); searchWith(one); }, disabled: Boolean(state.run.lacking)}, "Search with it"));
-    return h("figure", {}, picture(one, 768, called(one)), h("figcaption", {}, called(one), h("div", {className: "controls"}, ...tools)));
+    return h("figure", {}, image(one, 768, called(one)), h("figcaption", {}, called(one), h("div", {className: "controls"}, ...tools)));
   });
   dialog.replaceChildren(h("div", {className: "both"}, ...shown), words ? h("p", {className: "quiet"}, words) : "", h("p", {}, close));
   dialog.showModal();

@@ -3,9 +3,9 @@
 
 const $ = id => document.getElementById(id);
 const UPLOAD = 20 * 2 ** 20;
-const NOTHING = "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw==";  // shows the grey behind it
+const NOTHING = "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw==";  // shows the gray behind it
 const state = {
-  run: null, stale: false, probe: null, map: null, epoch: null, follow: true, point: null, chosen: null, colours: null, only: null,
+  run: null, stale: false, probe: null, map: null, epoch: null, follow: true, point: null, chosen: null, colors: null, only: null,
   query: null, order: "outliers", shown: [], total: 0, selected: new Map(), last: 0,
 };
 
@@ -29,7 +29,7 @@ async function ask(path, options) {
 const trained = index => ({part: "train", index});
 const source = (one, side) => `/thumb/${one.part}/${one.index}?side=${side}&v=${state.run.mark}`;
 
-function picture(one, side, alt) {
+function image(one, side, alt) {
   const node = h("img", {alt, loading: "lazy", decoding: "async"});
   node.onload = () => node.classList.toggle("exact", node.naturalWidth <= 64 && node.naturalHeight <= 64);
   node.onerror = () => { node.onerror = null; node.src = NOTHING; node.title = "cannot be read"; };
@@ -135,7 +135,7 @@ async function newEpochs() {
   const following = state.follow;
   setEpoch(epoch);
   state.follow = following;  // a list that holds its epoch does not end the following
-  if (moved || state.colours === null) await recolour();
+  if (moved || state.colors === null) await recolor();
   await drawMap();
   if (state.chosen !== null) await pick(state.chosen);
   if (!$("clean").hidden && !state.shown.length) clean();
@@ -143,10 +143,10 @@ async function newEpochs() {
 
 function offer() {
   const choices = [["cluster", "cluster"]];
-  if (state.run.labelled) choices.unshift(["label", "label"], ["purity", "purity of the 10 nearest"]);
+  if (state.run.labeled) choices.unshift(["label", "label"], ["purity", "purity of the 10 nearest"]);
   for (const column of state.run.columns) choices.push([`=${column}`, column]);
-  $("colour").replaceChildren(...choices.map(([value, text]) => h("option", {value}, text)));
-  const parts = [{name: "probe", title: "the map's pictures", count: state.probe.indices.length}, ...state.run.parts];
+  $("color").replaceChildren(...choices.map(([value, text]) => h("option", {value}, text)));
+  const parts = [{name: "probe", title: "the map's images", count: state.probe.indices.length}, ...state.run.parts];
   for (const select of document.querySelectorAll(".where")) {
     select.replaceChildren(...parts.map(one => h("option", {value: one.name}, `${one.title} (${one.count.toLocaleString("en")})`)));
   }
@@ -155,9 +155,9 @@ function offer() {
 /* Curves */
 
 const CHARTS = [
-  ["Loss", ["loss"]], ["Agreement of the views", ["agreement"]], ["Purity of the neighbours", ["purity", "purity_weak", "purity_strong"]],
-  ["k-NN on held-out pictures, %", ["1-NN", "20-NN"]], ["Effective rank", ["effective_rank", "feature_rank"]], ["Spread", ["spread"]],
-  ["Neighbours kept since the snapshot before", ["neighbours_kept"]], ["Learning rate", ["lr"]], ["Pictures a second", ["pictures_per_second"]],
+  ["Loss", ["loss"]], ["Agreement of the views", ["agreement"]], ["Purity of the neighbors", ["purity", "purity_weak", "purity_strong"]],
+  ["k-NN on held-out images, %", ["1-NN", "20-NN"]], ["Effective rank", ["effective_rank", "feature_rank"]], ["Spread", ["spread"]],
+  ["Neighbors kept since the snapshot before", ["neighbors_kept"]], ["Learning rate", ["lr"]], ["Images a second", ["images_per_second"]],
 ];
 const drawn = new Map();
 
@@ -169,7 +169,7 @@ function showCurves() {
   for (const [title, names] of [...CHARTS, ...varied.map(name => [name.replaceAll("_", " "), [name]])]) {
     const series = names.filter(name => curves[name]).map((name, i) => {
       const known = curves[name].y.map((value, at) => value === null ? -1 : at).filter(at => at >= 0);
-      return {name: name.replaceAll("_", " "), x: known.map(at => curves[name].x[at]), y: known.map(at => curves[name].y[at]), colour: `var(--c${i})`};
+      return {name: name.replaceAll("_", " "), x: known.map(at => curves[name].x[at]), y: known.map(at => curves[name].y[at]), color: `var(--c${i})`};
     }).filter(one => one.x.length);
     if (!series.length) continue;
     if (drawn.has(title)) drawn.get(title).update({series, marks}); else drawn.set(title, meanshiftCurves($("charts"), {title, series, marks}));

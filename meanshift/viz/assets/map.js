@@ -1,14 +1,14 @@
 /* A map of points on a canvas: drag, wheel, pinch, keyboard; points glide to new places.
 
    meanshiftMap(canvas, {describe(i), onHover(i or null), onPick(i)}) returns
-   {move(points, {animate}), paint(colours), select(i), reset()}; points are [x0, y0, x1, y1, ...] in
-   [-1, 1], colours one CSS colour a point. */
+   {move(points, {animate}), paint(colors), select(i), reset()}; points are [x0, y0, x1, y1, ...] in
+   [-1, 1], colors one CSS color a point. */
 "use strict";
 
 function meanshiftMap(canvas, options) {
   const context = canvas.getContext("2d"), calm = matchMedia("(prefers-reduced-motion: reduce)");
   let shown = new Float32Array(0), from = shown, goal = shown, began = 0, frame = 0;
-  let colours = [], chosen = null, over = null, scale = 1, panX = 0, panY = 0, size = 1, ratio = 1;
+  let colors = [], chosen = null, over = null, scale = 1, panX = 0, panY = 0, size = 1, ratio = 1;
 
   canvas.tabIndex = 0;
   canvas.setAttribute("role", "application");
@@ -30,14 +30,14 @@ function meanshiftMap(canvas, options) {
     context.clearRect(0, 0, size, size);
     const radius = Math.max(1.8, Math.min(6, size / 22 / Math.sqrt(shown.length / 2 + 1) * 3.2)) * Math.min(2.2, Math.sqrt(scale));
     context.globalAlpha = 0.82;
-    const groups = new Map();  // one path a colour: thousands of points stay smooth
+    const groups = new Map();  // one path a color: thousands of points stay smooth
     for (let i = 0; i < shown.length / 2; i++) {
-      const colour = colours[i] || "#888";
-      if (!groups.has(colour)) groups.set(colour, []);
-      groups.get(colour).push(i);
+      const color = colors[i] || "#888";
+      if (!groups.has(color)) groups.set(color, []);
+      groups.get(color).push(i);
     }
-    for (const [colour, members] of groups) {
-      context.fillStyle = colour;
+    for (const [color, members] of groups) {
+      context.fillStyle = color;
       context.beginPath();
       for (const i of members) {
         const x = toX(shown[2 * i]), y = toY(shown[2 * i + 1]);
@@ -154,7 +154,7 @@ function meanshiftMap(canvas, options) {
 
   function reset() { scale = 1; panX = panY = 0; request(); }
   function select(i) { chosen = i; request(); }
-  function paint(next) { colours = next; request(); }
+  function paint(next) { colors = next; request(); }
   function move(points, how) {
     goal = Float32Array.from(points);
     const glide = how && how.animate && !calm.matches && goal.length === shown.length;

@@ -1,21 +1,21 @@
-/* The report: curves, one epoch slider for all maps and neighbours, light and dark. */
+/* The report: curves, one epoch slider for all maps and neighbors, light and dark. */
 "use strict";
 
 (function () {
   const drawn = JSON.parse(document.getElementById("drawn").textContent);
   const root = document.documentElement, byId = id => document.getElementById(id);
   const style = name => getComputedStyle(root).getPropertyValue(name).trim();
-  const colour = (group, count) => group < 0 ? style("--rule") :
+  const color = (group, count) => group < 0 ? style("--rule") :
     count <= 10 ? style(`--c${group % 10}`) : `hsl(${Math.round(group * 360 / count)} 60% ${group % 2 ? 45 : 58}%)`;
 
   // Curves
   const charts = drawn.curves.map(curve => [curve, meanshiftCurves(byId("curve-list"), {title: curve.title, span: curve.span})]);
   function drawCurves() {
     for (const [curve, chart] of charts)
-      chart.update({series: curve.series.map(one => ({...one, colour: style(`--c${one.colour}`)})), marks: curve.marks});
+      chart.update({series: curve.series.map(one => ({...one, color: style(`--c${one.color}`)})), marks: curve.marks});
   }
 
-  // Maps and neighbours; the pictures are in the page once, in a rule that every cell shares
+  // Maps and neighbors; the images are in the page once, in a rule that every cell shares
   const rules = document.createElement("style");
   rules.textContent = Object.entries(drawn.sheets).map(([name, url]) => `.${name} { background-image: url(${url}); }`).join("");
   document.head.append(rules);
@@ -64,7 +64,7 @@
     byId("epoch-now").textContent = epoch === 0 ? "untrained" : `epoch ${epoch}`;
     byId("epoch").setAttribute("aria-valuetext", byId("epoch-now").textContent);
     for (const run of runs) {
-      const at = latest(run, epoch), box = within(".neighbours", run);
+      const at = latest(run, epoch), box = within(".neighbors", run);
       run.map.move(run.points[at], {animate});
       box.replaceChildren(...run.queries.map(row => line(run, row, at, room(box, run.near[at][0].length))));
       within(".purity", run).textContent = run.pure.length ?
@@ -74,8 +74,8 @@
   }
 
   function paint() {
-    for (const run of runs) run.map.paint(run.groups.map(group => colour(group, run.names.length)));
-    for (const dot of document.querySelectorAll("[data-group]")) dot.style.background = colour(+dot.dataset.group, +dot.dataset.of);
+    for (const run of runs) run.map.paint(run.groups.map(group => color(group, run.names.length)));
+    for (const dot of document.querySelectorAll("[data-group]")) dot.style.background = color(+dot.dataset.group, +dot.dataset.of);
     drawCurves();
   }
 

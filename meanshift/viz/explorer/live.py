@@ -39,7 +39,7 @@ class Live:
             run.lines("metrics.jsonl"), run.warnings, run.steps, run.done
         )  # fmt: skip
         series = {k: held for k, held in run.every_series().items() if k not in _NO_CURVES}
-        rates = [line["pictures_per_second"] for line in lines if line.get("pictures_per_second")]
+        rates = [line["images_per_second"] for line in lines if line.get("images_per_second")]
         speed = statistics.harmonic_mean(rates[-20:]) if rates else 0
         left = (total - done) * steps * run.config.train.batch_size
         return {
@@ -85,7 +85,7 @@ def _settings(run: Run) -> list[tuple[str, str]]:
     wide = "" if encoder.width == 1 else f", width {encoder.width:g}"
     bank = f", k {method.k}, bank {method.bank_size:,}" if method.name == "msf" else ""
     return [
-        ("pictures", f"{config.data.source}, {config.data.image_size} px"),
+        ("images", f"{config.data.source}, {config.data.image_size} px"),
         ("encoder", f"{encoder.name}, {encoder.stem} stem{wide}"),
         ("method", f"{method.name}{bank}, momentum {method.momentum:g}"),
         ("training", f"{train.epochs} epochs, batch {train.batch_size}, rate {train.lr:g}"),

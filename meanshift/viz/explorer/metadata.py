@@ -1,4 +1,4 @@
-"""What a user knows about the pictures: a CSV with a column `file` and any others."""
+"""What a user knows about the images: a CSV with a column `file` and any others."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ MOST = 20  # categories that are told apart; the rarer ones are "other"
 
 @dataclass(frozen=True)
 class Metadata:
-    """A table's columns, and the cells of the pictures that it knows, by index."""
+    """A table's columns, and the cells of the images that it knows, by index."""
 
     columns: list[str]
     cells: dict[int, list[str]]
 
     def row(self, index: int) -> dict[str, str]:
-        """What is known about a picture."""
+        """What is known about an image."""
         return dict(zip(self.columns, self.cells.get(index, []), strict=False))
 
-    def colours(self, column: str, indices: Sequence[int]) -> dict[str, Any]:
-        """A column for these pictures: numbers with their range, or categories by number."""
+    def colors(self, column: str, indices: Sequence[int]) -> dict[str, Any]:
+        """A column for these images: numbers with their range, or categories by number."""
         if column not in self.columns:
             raise ValueError(f"got the column {column!r}, need one of {', '.join(self.columns)}")
         at = self.columns.index(column)
@@ -39,7 +39,7 @@ class Metadata:
 
     @classmethod
     def read(cls, path: Path, titles: Sequence[str]) -> Metadata:
-        """A CSV whose `file` is a picture's title, or the last part of it where only one has it."""
+        """A CSV whose `file` is an image's title, or the last part of it where only one has it."""
         rows = _rows(path)
         columns = [name for name in rows[0] if name != "file"]
         at, index = rows[0].index("file"), {title: i for i, title in enumerate(titles)}
@@ -69,12 +69,12 @@ class Metadata:
         if not cells:
             given = rows[1][at] if len(rows) > 1 else "nothing"
             raise ValueError(
-                f"{path}: none of its files is among the {len(titles)} training pictures; got "
+                f"{path}: none of its files is among the {len(titles)} training images; got "
                 f"{given!r} first, need names such as {titles[0]!r}"
             )
         if unknown:
             warnings.warn(
-                f"{path}: {len(unknown)} of its files are not among the training pictures, the "
+                f"{path}: {len(unknown)} of its files are not among the training images, the "
                 f"first is {unknown[0]!r}",
                 stacklevel=2,
             )

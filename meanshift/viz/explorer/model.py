@@ -1,4 +1,4 @@
-"""What the page asks about a run: its pictures, map, colours and neighbours. No HTTP here."""
+"""What the page asks about a run: its images, map, colors and neighbors. No HTTP here."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from meanshift.viz.explorer.work import Pending, Work
 from meanshift.viz.run_reader import Lacking, Run
 from meanshift.viz.tsne import EpochMap, draw_maps, flat_maps
 
-NEAR = 10  # neighbours that are shown
+NEAR = 10  # neighbors that are shown
 MOST = 5000  # points on the map
-_TITLES = {"train": "all training pictures", "held": "held-out pictures"}
+_TITLES = {"train": "all training images", "held": "held-out images"}
 
 
 class Explorer:
-    """A run and its pictures, as far as they are still there."""
+    """A run and its images, as far as they are still there."""
 
     def __init__(self, run: Run, *, metadata: Path | None = None) -> None:
         self._metadata_file = metadata
@@ -74,14 +74,14 @@ class Explorer:
                 {"name": name, "title": _TITLES[name], "count": len(source)}
                 for name, source in self.sources.items()
             ],
-            "labelled": self._labelled(),
+            "labeled": self._labeled(),
             "columns": [] if self.metadata is None else self.metadata.columns,
             "lacking": self.lacking,
             "mark": self.mark,
         }
 
     def probe(self) -> dict[str, Any]:
-        """The pictures of the map, the same at every epoch."""
+        """The images of the map, the same at every epoch."""
         indices, labels = self._indices().tolist(), self._labels()
         return {
             "indices": indices,
@@ -91,7 +91,7 @@ class Explorer:
         }
 
     def thumbnail(self, part: str, index: int, side: int) -> tuple[bytes, str]:
-        """A picture inside a square, encoded, and its media type; may be `Unreadable`."""
+        """An image inside a square, encoded, and its media type; may be `Unreadable`."""
         return self.thumbnails.of(part, self._having(part, index), index, side)
 
     def _source(self, part: str) -> Source:
@@ -99,13 +99,13 @@ class Explorer:
             raise Lacking(self.lacking)
         if part not in self.sources:
             known = ", ".join(["probe", *self.sources])
-            raise Lacking(f"got the pictures {part!r}, need one of {known}")
+            raise Lacking(f"got the images {part!r}, need one of {known}")
         return self.sources[part]
 
     def _having(self, part: str, index: int) -> Source:
         source = self._source(part)
         if not 0 <= index < len(source):
-            raise Lacking(f"got picture {index}, need 0 to {len(source) - 1}")
+            raise Lacking(f"got image {index}, need 0 to {len(source) - 1}")
         return source
 
     def _indices(self) -> Int[Tensor, " n"]:
@@ -114,7 +114,7 @@ class Explorer:
     def _labels(self) -> Int[Tensor, " n"] | None:
         return None if self.lacking else self.run.labels
 
-    def _labelled(self) -> bool:
+    def _labeled(self) -> bool:
         try:
             return self._labels() is not None
         except Lacking:  # a snapshot that cannot be read
@@ -123,7 +123,7 @@ class Explorer:
     def _title(self, part: str, index: int) -> str:
         return self.sources[part].title(index) if part in self.sources else f"#{index}"
 
-    def _picture(self, part: str, index: int) -> dict[str, Any]:
+    def _image(self, part: str, index: int) -> dict[str, Any]:
         part = "train" if part == "probe" else part
         source, label = self.sources.get(part), -1
         if source is not None and source.labels is not None:
@@ -155,7 +155,7 @@ class Explorer:
                 )
         except Pending as pending:
             doing = {"done": pending.done, "total": len(epochs)}
-        except (ValueError, RuntimeError, OSError) as error:  # too few pictures, no room on disk
+        except (ValueError, RuntimeError, OSError) as error:  # too few images, no room on disk
             self._undrawn[epochs] = str(error)  # it would fail again at each look
         kind = "t-SNE" if self._drawn else "principal directions"
         maps = self._drawn or self._flat(epochs)
@@ -178,18 +178,18 @@ class Explorer:
                 f"not all numbers: the run diverged; try a lower --train.lr"
             ) from None
 
-    def colours(self, by: str, *, epoch: int) -> dict[str, Any]:
-        """A value for each picture of the probe: label, cluster, purity, or a column as =NAME."""
+    def colors(self, by: str, *, epoch: int) -> dict[str, Any]:
+        """A value for each image of the probe: label, cluster, purity, or a column as =NAME."""
         indices, labels = self._indices().tolist(), self._labels()
         if by == "cluster":
             names, assigned = self._clusters(self.run.epochs[-1])
             return categories([names[c] for c in assigned.tolist()], order=names)
         if by.startswith("=") and self.metadata is not None:
-            return self.metadata.colours(by[1:], indices)
+            return self.metadata.colors(by[1:], indices)
         if by not in ("label", "purity"):
             raise ValueError(f"by: got {by!r}, need label, cluster, purity or a column as =NAME")
         if labels is None:
-            raise Lacking(self.lacking or f"{self.run.folder}: no labels, so no colours by {by}")
+            raise Lacking(self.lacking or f"{self.run.folder}: no labels, so no colors by {by}")
         if by == "label":
             classes = self.run.source.classes
             named = [classes[label] if label >= 0 else None for label in labels.tolist()]
@@ -206,17 +206,17 @@ class Explorer:
         count = 10 if self._labels() is None else min(20, len(self.run.source.classes))
         return groups(self.run.moment(epoch).features, count)
 
-    # Neighbours
+    # Neighbors
 
     @functools.lru_cache(maxsize=64)  # noqa: B019
     def _near(self, epoch: int) -> tuple[Int[Tensor, "n k"], Float[Tensor, "n k"]]:
-        return self.run.neighbours(epoch, NEAR)
+        return self.run.neighbors(epoch, NEAR)
 
     def point(self, row: int) -> dict[str, Any]:
-        """A picture of the probe: its neighbours at each snapshot, and which of them stayed."""
+        """An image of the probe: its neighbors at each snapshot, and which of them stayed."""
         indices, labels = self._indices(), self._labels()
         if not 0 <= row < len(indices):
-            raise Lacking(f"got picture {row} of the map, need 0 to {len(indices) - 1}")
+            raise Lacking(f"got image {row} of the map, need 0 to {len(indices) - 1}")
         moments, before = [], set[int]()
         for epoch in self.run.epochs:
             near, similarity = (told[row].tolist() for told in self._near(epoch))
@@ -233,12 +233,12 @@ class Explorer:
                 }
             )
             before = set(near)
-        picture = self._picture("train", int(indices[row]))
-        more = {} if self.metadata is None else self.metadata.row(picture["index"])
-        return {**picture, "metadata": more, "moments": moments}
+        image = self._image("train", int(indices[row]))
+        more = {} if self.metadata is None else self.metadata.row(image["index"])
+        return {**image, "metadata": more, "moments": moments}
 
-    def picture(self, part: str, index: int) -> UInt8[Tensor, "channels height width"]:
-        """A picture of a source, to search with; may be `Unreadable`."""
+    def image(self, part: str, index: int) -> UInt8[Tensor, "channels height width"]:
+        """An image of a source, to search with; may be `Unreadable`."""
         source = self._having(part, index)
         with self.thumbnails.decoding:
             return source.read(index)
@@ -249,12 +249,12 @@ class Explorer:
         self.searcher.features(part, epoch)
 
     def search(
-        self, picture: UInt8[Tensor, "3 height width"], *, part: str, epoch: int, count: int = 24
+        self, image: UInt8[Tensor, "3 height width"], *, part: str, epoch: int, count: int = 24
     ) -> list[dict[str, Any]]:
-        """The pictures nearest to any picture, with their distances."""
+        """The images nearest to any image, with their distances."""
         self._searchable(part)
-        found = self.searcher.search(picture, part=part, epoch=epoch, count=count)
-        return [{**self._picture(part, i), "distance": number(d)}
+        found = self.searcher.search(image, part=part, epoch=epoch, count=count)
+        return [{**self._image(part, i), "distance": number(d)}
                 for i, d in zip(*found, strict=True)]  # fmt: skip
 
     def clean(
@@ -272,9 +272,9 @@ class Explorer:
             "total": len(found.indices),
             "items": [
                 {
-                    **self._picture(part, index),
+                    **self._image(part, index),
                     "score": number(score),
-                    "nearest": self._picture(part, other),
+                    "nearest": self._image(part, other),
                     "distance": number(distance),
                 }
                 for index, score, other, distance in each

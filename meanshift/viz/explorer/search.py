@@ -1,4 +1,4 @@
-"""Search by picture, outliers and duplicates: in the probe at once, in whole sources when made."""
+"""Search by image, outliers and duplicates: in the probe at once, in whole sources when made."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as TF
 
 from meanshift.data import Source, Unreadable
-from meanshift.data.decode import read_picture
-from meanshift.evaluation.knn import CHUNK, neighbours
+from meanshift.data.decode import read_image
+from meanshift.evaluation.knn import CHUNK, neighbors
 from meanshift.models.encoder import build_backbone
 from meanshift.models.features import extract, stored
 from meanshift.models.weights import fingerprint
@@ -22,13 +22,13 @@ from meanshift.runtime.device import pick_device
 from meanshift.viz.explorer.work import Told, Work
 from meanshift.viz.run_reader import Lacking, Run
 
-NEAR = 10  # neighbours by which outliers are told
+NEAR = 10  # neighbors by which outliers are told
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # no decoder that runs programs
 
 
 @dataclass(frozen=True)
 class Found:
-    """Pictures by index in their source, each with a score and its nearest other."""
+    """Images by index in their source, each with a score and its nearest other."""
 
     indices: list[int]
     scores: list[float]
@@ -37,7 +37,7 @@ class Found:
 
 
 class Searcher:
-    """Neighbours of any picture after any epoch, in the probe or a whole source."""
+    """Neighbors of any image after any epoch, in the probe or a whole source."""
 
     def __init__(self, run: Run, sources: dict[str, Source]) -> None:
         self.run, self.sources, self.work = run, sources, Work()
@@ -63,40 +63,40 @@ class Searcher:
                 device=self._device,
             )
 
-        title = f"Features of {len(source):,} pictures after epoch {epoch}"
+        title = f"Features of {len(source):,} images after epoch {epoch}"
         found: tuple[Tensor, Tensor] = self.work.ask(("features", part, epoch), title, make)
         return found
 
     def search(
-        self, picture: UInt8[Tensor, "3 height width"], *, part: str, epoch: int, count: int
+        self, image: UInt8[Tensor, "3 height width"], *, part: str, epoch: int, count: int
     ) -> tuple[list[int], list[float]]:
-        """The pictures nearest to any picture, nearest first, and their distances (1 - cosine)."""
+        """The images nearest to any image, nearest first, and their distances (1 - cosine)."""
         features, whose = self.features(part, epoch)
         query = extract(
             self._network(epoch),
-            _One(picture, self.sources.get("train")),
+            _One(image, self.sources.get("train")),
             image_size=self.run.config.data.image_size,
             device=self._device,
         )
-        ((slots, similarity),) = neighbours(features, query, min(count, len(features)))
+        ((slots, similarity),) = neighbors(features, query, min(count, len(features)))
         return whose[slots[0]].tolist(), _distance(similarity[0]).tolist()
 
     def clean(self, order: str, *, part: str, epoch: int) -> Found:
-        """All pictures from the farthest from their neighbours, or pairs from the nearest."""
+        """All images from the farthest from their neighbors, or pairs from the nearest."""
         if order not in ("outliers", "duplicates"):
             raise ValueError(f"order: got {order!r}, need outliers or duplicates")
         features, whose = self.features(part, epoch)
         if len(features) < 2:
-            raise Lacking(f"got {len(features)} pictures, need 2 or more to compare")
-        title = f"Neighbours of {len(features):,} pictures after epoch {epoch}"
+            raise Lacking(f"got {len(features)} images, need 2 or more to compare")
+        title = f"Neighbors of {len(features):,} images after epoch {epoch}"
         slots, similarity = self.work.ask(
-            ("near", part, epoch), title, lambda told: _all_neighbours(features, told)
+            ("near", part, epoch), title, lambda told: _all_neighbors(features, told)
         )
         far, rows = _distance(similarity), torch.arange(len(slots))
         if order == "outliers":
             score, file, other = far.mean(1), rows, slots[:, 0]
             ranked = score.argsort(descending=True, stable=True)
-        else:  # each pair once, the later picture as the copy of the earlier
+        else:  # each pair once, the later image as the copy of the earlier
             score, (other, file) = far[:, 0], torch.stack([rows, slots[:, 0]]).sort(0).values
             ranked = score.argsort(stable=True)
             ranked = ranked[_first_of_each((other * len(slots) + file)[ranked])]
@@ -114,30 +114,30 @@ class Searcher:
 
 
 def decode(body: bytes) -> UInt8[Tensor, "3 height width"]:
-    """An uploaded picture; what is none, is cut off or would fill the memory is refused."""
+    """An uploaded image; what is none, is cut off or would fill the memory is refused."""
     try:
-        picture = read_picture(io.BytesIO(body), title="upload", formats=_FORMATS)
+        image = read_image(io.BytesIO(body), title="upload", formats=_FORMATS)
     except Unreadable as error:
-        why = "no picture was recognised" if "cannot identify" in error.why else error.why
+        why = "no image was recognized" if "cannot identify" in error.why else error.why
         raise ValueError(
-            f"the picture cannot be read: {why}; need a whole {', '.join(_FORMATS)} file"
+            f"the image cannot be read: {why}; need a whole {', '.join(_FORMATS)} file"
         ) from None
     # Only the middle of a strip is looked at, and enlarging a long one would fill the memory.
-    height, width = picture.shape[1:]
+    height, width = image.shape[1:]
     most = 4 * min(height, width)
     if max(height, width) > most:
-        picture = TF.center_crop(picture, [min(height, most), min(width, most)])
-    return picture
+        image = TF.center_crop(image, [min(height, most), min(width, most)])
+    return image
 
 
-def _all_neighbours(features: Tensor, told: Told) -> tuple[Tensor, Tensor]:
+def _all_neighbors(features: Tensor, told: Told) -> tuple[Tensor, Tensor]:
     """The nearest others of each row, and how similar they are."""
     count, parts = min(NEAR, len(features) - 1), []
     for start in range(0, len(features), CHUNK):
         told(start, len(features))
-        ((slots, similarity),) = neighbours(features, features[start : start + CHUNK], count + 1)
+        ((slots, similarity),) = neighbors(features, features[start : start + CHUNK], count + 1)
         own = slots == torch.arange(start, start + len(slots))[:, None]
-        own[~own.any(1), -1] = True  # more copies of a picture than neighbours are asked for
+        own[~own.any(1), -1] = True  # more copies of an image than neighbors are asked for
         parts.append((slots[~own].view(-1, count), similarity[~own].view(-1, count)))
     return torch.cat([slots for slots, _ in parts]), torch.cat([near for _, near in parts])
 
@@ -155,7 +155,7 @@ def _first_of_each(keys: Int[Tensor, " n"]) -> Int[Tensor, " distinct"]:
 
 
 class _Counted(Source):
-    """A source that tells how many of its pictures were read."""
+    """A source that tells how many of its images were read."""
 
     def __init__(self, whole: Source, told: Told) -> None:
         self.name, self.labels, self.classes = whole.name, whole.labels, whole.classes
@@ -191,19 +191,19 @@ class _Counted(Source):
 
 
 class _One(Source):
-    """One picture, prepared as the pictures of a source are."""
+    """One image, prepared as the images of a source are."""
 
-    def __init__(self, picture: UInt8[Tensor, "3 height width"], like: Source | None) -> None:
+    def __init__(self, image: UInt8[Tensor, "3 height width"], like: Source | None) -> None:
         self.name, self.labels, self.classes = "upload", None, []
         self._like_arrays = like is not None and like.uniform
         if like is not None and like.uniform:  # all of one size, so this one too
             size = like.gather(torch.tensor([0])).shape[1:3]
-            scale = max(size[0] / picture.shape[1], size[1] / picture.shape[2])
+            scale = max(size[0] / image.shape[1], size[1] / image.shape[2])
             if scale != 1:
-                fitting = [max(size[i], round(picture.shape[i + 1] * scale)) for i in (0, 1)]
-                picture = TF.resize(picture, fitting, antialias=True)
-            picture = TF.center_crop(picture, list(size))
-        self._picture = picture
+                fitting = [max(size[i], round(image.shape[i + 1] * scale)) for i in (0, 1)]
+                image = TF.resize(image, fitting, antialias=True)
+            image = TF.center_crop(image, list(size))
+        self._image = image
 
     def __len__(self) -> int:
         return 1
@@ -216,7 +216,7 @@ class _One(Source):
         return self._like_arrays
 
     def read(self, index: int) -> UInt8[Tensor, "channels height width"]:  # noqa: ARG002
-        return self._picture
+        return self._image
 
     def gather(self, indices: Int[Tensor, " batch"]) -> UInt8[Tensor, "batch h w channels"]:
-        return self._picture.permute(1, 2, 0)[None].expand(len(indices), -1, -1, -1)
+        return self._image.permute(1, 2, 0)[None].expand(len(indices), -1, -1, -1)

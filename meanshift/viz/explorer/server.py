@@ -1,4 +1,4 @@
-"""The routes of the live page: each asks the explorer one thing and answers in JSON or pictures."""
+"""The routes of the live page: each asks the explorer one thing and answers in JSON or images."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from meanshift.viz.explorer.thumbnails import SIDES
 from meanshift.viz.explorer.work import Pending, Stopped
 from meanshift.viz.run_reader import Lacking
 
-UPLOAD = 20 * 2**20  # bytes of a picture to search with
+UPLOAD = 20 * 2**20  # bytes of an image to search with
 _ASSETS = {
     "explore.html": "text/html",
     "explore.js": "text/javascript",
@@ -69,9 +69,9 @@ def application(explorer: Explorer) -> Starlette:
     def map_(request: Request) -> Response:
         return _Answer(explorer.map(have=request.query_params.get("have", "")))
 
-    def colours(request: Request) -> Response:
+    def colors(request: Request) -> Response:
         by = request.query_params.get("by", "")
-        return _Answer(explorer.colours(by, epoch=_number(request, "epoch")))
+        return _Answer(explorer.colors(by, epoch=_number(request, "epoch")))
 
     def point(request: Request) -> Response:
         return _Answer(explorer.point(request.path_params["row"]))
@@ -117,11 +117,11 @@ def application(explorer: Explorer) -> Starlette:
         explorer.prepare(part, epoch=epoch)
         if body:
             with explorer.thumbnails.decoding:
-                picture = decode(body)
+                image = decode(body)
         else:
             of = request.query_params.get("of", "")
-            picture = explorer.picture(of, _number(request, "index"))
-        found = explorer.search(picture, part=part, epoch=epoch, count=count)
+            image = explorer.image(of, _number(request, "index"))
+        found = explorer.search(image, part=part, epoch=epoch, count=count)
         return _Answer({"found": found})
 
     def stop(_: Request) -> Response:
@@ -134,7 +134,7 @@ def application(explorer: Explorer) -> Starlette:
         Route("/api/run", run),
         Route("/api/probe", probe),
         Route("/api/map", map_),
-        Route("/api/colours", colours),
+        Route("/api/colors", colors),
         Route("/api/point/{row:int}", point),
         Route("/thumb/{part}/{index:int}", thumbnail),
         Route("/api/ready", ready),
@@ -189,7 +189,7 @@ def _number(request: Request, name: str, usual: int | None = None, most: int = 1
 async def _body(request: Request) -> bytes:
     """What is sent, as long as it is not too much."""
     told, parts = request.headers.get("content-length", "0"), bytearray()
-    refusal = TooLarge(f"the picture is larger than {UPLOAD // 2**20} MB; make it smaller")
+    refusal = TooLarge(f"the image is larger than {UPLOAD // 2**20} MB; make it smaller")
     if told.isdecimal() and int(told) > UPLOAD:
         raise refusal
     with contextlib.suppress(ClientDisconnect):

@@ -47,7 +47,7 @@ class Work:
     """Answers that take long, each made once by a thread, the newest few kept.
 
     >>> work = Work()
-    >>> work.ask("features", "reading pictures", lambda told: compute(told))  # or raises Pending
+    >>> work.ask("features", "reading images", lambda told: compute(told))  # or raises Pending
     """
 
     def __init__(self, *, keep: int = 6, patience: float = 0.25) -> None:

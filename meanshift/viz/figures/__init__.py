@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from meanshift.viz.run_reader import Run
 
-NAMES = ("neighbours", "tsne", "purity", "accuracy", "clusters", "curves", "views", "cost")
+NAMES = ("neighbors", "tsne", "purity", "accuracy", "clusters", "curves", "views", "cost")
 TOGETHER = frozenset({"purity", "accuracy", "curves"})
 """figures that hold all runs side by side; of the others there is one a run"""
 

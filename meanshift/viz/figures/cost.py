@@ -1,4 +1,4 @@
-"""The cost of finding neighbours (Table 1 of the paper): a row a bank size."""
+"""The cost of finding neighbors (Table 1 of the paper): a row a bank size."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def draw(runs: Sequence[Run], _: Choices) -> Drawing:
     axes.axis("off")
 
     write = functools.partial(axes.text, va="center")
-    write(0, -1.5, f"Cost of the neighbour search of {run.name}", weight="bold", size=10)
+    write(0, -1.5, f"Cost of the neighbor search of {run.name}", weight="bold", size=10)
     head = {0.16: "bank", 0.34: "share of a step", 0.8: "GFLOPs a batch", 1.0: "memory, MB"}
     for x, words in head.items():
         write(x, -0.3, words, color=style.QUIET, ha="right")
@@ -37,7 +37,7 @@ def draw(runs: Sequence[Run], _: Choices) -> Drawing:
         for x, words in zip(head, [*cells, f"{row['bytes'] / 1e6:.1f}"], strict=True):
             write(x, y - 0.4, words, weight=weight, ha="right")
         bar = 0.22 * row["share"] / widest
-        axes.barh(y - 0.4, bar, 0.5, left=0.36, color=style.COLOURS[0])
+        axes.barh(y - 0.4, bar, 0.5, left=0.36, color=style.COLORS[0])
         told.append(f"{cells[0]} rows {cells[1]} of a step")
     axes.hlines([0.1, len(rows) + 0.2], 0, 1, color=style.QUIET, lw=0.8)
     how = (
@@ -46,5 +46,5 @@ def draw(runs: Sequence[Run], _: Choices) -> Drawing:
         f"threads {card['threads']}; medians of {settings['rounds']} rounds; bold: the run's own"
     )
     write(0, len(rows) + 0.8, how, color=style.QUIET, size=6.8)
-    text = f"Share of a training step taken by the neighbour search: {'; '.join(told)}. {how}."
-    return Drawing(figure, "Cost of the neighbour search", text)
+    text = f"Share of a training step taken by the neighbor search: {'; '.join(told)}. {how}."
+    return Drawing(figure, "Cost of the neighbor search", text)

@@ -15,12 +15,12 @@ _PANELS = {
     "Agreement of the views": ("agreement",),
     "20-NN (1-NN dashed), %": ("20-NN", "1-NN"),
     "Purity": ("purity",),
-    "Pictures a second": ("pictures_per_second",),
+    "Images a second": ("images_per_second",),
 }
 
 
 def draw(runs: Sequence[Run], _: Choices) -> Drawing:
-    """A colour a run; a panel for which no run has figures is left out."""
+    """A color a run; a panel for which no run has figures is left out."""
     from matplotlib.lines import Line2D
 
     held = {t: p for t, p in _PANELS.items() if any(r.series(part)[0] for r in runs for part in p)}
@@ -39,12 +39,12 @@ def draw(runs: Sequence[Run], _: Choices) -> Drawing:
     for axes, (title, parts) in zip(panels, held.items(), strict=False):
         axes.set_title(title)
         for at, run in enumerate(runs):
-            colour = style.COLOURS[at % len(style.COLOURS)]
+            color = style.COLORS[at % len(style.COLORS)]
             for part, dashes in zip(parts, ("-", "--"), strict=False):
                 epochs, values = run.series(part)
                 if epochs:
                     marker = "." if len(epochs) < 30 else ""
-                    axes.plot(epochs, values, dashes, marker=marker, color=colour, lw=1.2)
+                    axes.plot(epochs, values, dashes, marker=marker, color=color, lw=1.2)
                     told.append(f"{run.name}: {part} from {values[0]:.4g} to {values[-1]:.4g}")
         axes.set_xlim(left=0)
         axes.locator_params(axis="x", integer=True)
@@ -62,7 +62,7 @@ def draw(runs: Sequence[Run], _: Choices) -> Drawing:
                     words, (epoch, 1), xycoords=("data", "axes fraction"), xytext=(3, -2),
                     textcoords="offset points", va="top", color=style.ALARM, fontsize=8,
                 )  # fmt: skip
-    inks = [Line2D([], [], color=style.COLOURS[i % len(style.COLOURS)]) for i in range(len(runs))]
+    inks = [Line2D([], [], color=style.COLORS[i % len(style.COLORS)]) for i in range(len(runs))]
     names = [style.short(run.name, 30) for run in runs]
     figure.legend(inks, names, loc="outside upper left", ncols=min(6, len(runs)))
     return Drawing(figure, "Training curves", "; ".join(told) + ".")

@@ -1,4 +1,4 @@
-"""Purity of the neighbours by epoch: for several k, for w/s against s/s, by the target's views."""
+"""Purity of the neighbors by epoch: for several k, for w/s against s/s, by the target's views."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def draw(runs: Sequence[Run], _: Choices) -> Drawing:
         axes, groups = next(places), alike(members)
         axes.set_title(title)
         for group, name in zip(groups, names_by_settings([g[0] for g in groups]), strict=True):
-            colour = style.COLOURS[runs.index(group[0]) % len(style.COLOURS)]  # as in the curves
-            curve = _curve(axes, group, style.short(name, 30), colour)
+            color = style.COLORS[runs.index(group[0]) % len(style.COLORS)]  # as in the curves
+            curve = _curve(axes, group, style.short(name, 30), color)
             told.append(f"{title.lower()}, {curve}")
     if probed is not None:
         axes, (epochs, weak, strong) = next(places), _by_views(probed)
         axes.set_title("Target's purity by weak and strong views")
-        axes.plot(epochs, weak, "o-", color=style.COLOURS[1], label="weak", markersize=4)
-        axes.plot(epochs, strong, "o-", color=style.COLOURS[0], label="strong", markersize=4)
+        axes.plot(epochs, weak, "o-", color=style.COLORS[1], label="weak", markersize=4)
+        axes.plot(epochs, strong, "o-", color=style.COLORS[0], label="strong", markersize=4)
         told.append(f"target of {probed.name}: weak {weak[-1]:.1%}, strong {strong[-1]:.1%}")
     for axes in figure.axes:
         axes.set_xlabel("epoch")
@@ -66,12 +66,12 @@ def draw(runs: Sequence[Run], _: Choices) -> Drawing:
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
         axes.locator_params(axis="x", integer=True)
         axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16), borderaxespad=0)
-    figure.axes[0].set_ylabel("neighbours 2 to k of the query's class")
-    text = "Share of the neighbours 2 to k that have their query's class. At the end: "
+    figure.axes[0].set_ylabel("neighbors 2 to k of the query's class")
+    text = "Share of the neighbors 2 to k that have their query's class. At the end: "
     return Drawing(figure, "Purity by epoch", text + "; ".join(told) + ".")
 
 
-def _curve(axes: Axes, group: Sequence[Run], name: str, colour: str) -> str:
+def _curve(axes: Axes, group: Sequence[Run], name: str, color: str) -> str:
     """A run's line, or the mean of runs that differ in their seeds with a band of one deviation."""
     series = [dict(zip(*run.series("purity"), strict=True)) for run in group]
     if not set.intersection(*map(set, series)):  # logged at other steps, and no epoch is over
@@ -81,10 +81,10 @@ def _curve(axes: Axes, group: Sequence[Run], name: str, colour: str) -> str:
     mean = values.mean(0)
     seeds = f" ({len(series)} seeds)" if len(series) > 1 else ""
     marker = "." if len(epochs) < 30 else ""
-    axes.plot(epochs, mean, label=name + seeds, lw=1.3, marker=marker, color=colour)
+    axes.plot(epochs, mean, label=name + seeds, lw=1.3, marker=marker, color=color)
     if seeds:
         wide = values.std(0, ddof=1)
-        axes.fill_between(epochs, mean - wide, mean + wide, color=colour, alpha=0.2, lw=0)
+        axes.fill_between(epochs, mean - wide, mean + wide, color=color, alpha=0.2, lw=0)
     return f"{name}{seeds} {mean[-1]:.1%}"
 
 

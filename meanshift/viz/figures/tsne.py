@@ -1,4 +1,4 @@
-"""Epochwise t-SNE (Figure 4 of the paper): a panel a snapshot, aligned, coloured by class."""
+"""Epochwise t-SNE (Figure 4 of the paper): a panel a snapshot, aligned, colored by class."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from meanshift.viz.figures import Choices, Drawing
 from meanshift.viz.run_reader import Lacking, Run
 from meanshift.viz.tsne import draw_maps
 
-_MOST = 10  # colours that an eye keeps apart
+_MOST = 10  # colors that an eye keeps apart
 
 
 def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
-    """The probe after up to six epochs; without labels the colours are clusters, and it says so."""
+    """The probe after up to six epochs; without labels the colors are clusters, and it says so."""
     from matplotlib.lines import Line2D
 
     (run,) = runs
     epochs = run.chosen_epochs(choices.epochs, 6)
-    colour, names, by = _colours(run, choices.seed)
+    color, names, by = _colors(run, choices.seed)
     maps = [one for one in draw_maps(run) if one.epoch in epochs]
 
     columns = min(3, len(maps))
@@ -34,7 +34,7 @@ def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
     figure = style.figure(3.05 * columns + 1.3, (3.05 * high / wide + 0.3) * lines + 0.3)
     panels = figure.subplots(lines, columns, squeeze=False).flatten()
     order = rng.order(choices.seed, 0, len(maps[0].rows))  # so that no class lies above another
-    inks = [*style.COLOURS[: len(names)], style.RULE]
+    inks = [*style.COLORS[: len(names)], style.RULE]
     for axes in panels:
         axes.set(xlim=(-wide, wide), ylim=(-high, high), xticks=[], yticks=[], aspect="equal")
         axes.axis("off")
@@ -42,7 +42,7 @@ def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
         axes.axis("on")
         axes.spines[:].set_visible(True)
         axes.set_title("untrained" if one.epoch == 0 else f"epoch {one.epoch}")
-        shown = colour[one.rows][order].tolist()
+        shown = color[one.rows][order].tolist()
         x, y = one.points[order].T.numpy()
         axes.scatter(x, y, s=8000 / max(600, len(x)), c=[inks[i] for i in shown], linewidths=0)
     words = [*names, "others"] if -1 in shown else names
@@ -54,16 +54,16 @@ def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
     only = " Only one snapshot, so nothing moves." if len(maps) == 1 else ""
     figure.suptitle(f"t-SNE of {run.name}", x=0.004, ha="left", weight="bold", size=11)
     when = ", ".join(str(one.epoch) for one in maps)
-    text = f"t-SNE of {len(maps[0].rows)} training pictures of {run.name} after epochs {when}, each"
-    text += f" map begun where the one before ended; coloured by {' '.join(by.split())}.{only}"
+    text = f"t-SNE of {len(maps[0].rows)} training images of {run.name} after epochs {when}, each"
+    text += f" map begun where the one before ended; colored by {' '.join(by.split())}.{only}"
     return Drawing(figure, "Epochwise t-SNE", text)
 
 
-def _colours(run: Run, seed: int) -> tuple[Int[Tensor, " n"], list[str], str]:
-    """Which colour each picture of the probe has (-1: none), their names, and what they mean."""
+def _colors(run: Run, seed: int) -> tuple[Int[Tensor, " n"], list[str], str]:
+    """Which color each image of the probe has (-1: none), their names, and what they mean."""
     try:
         labels = run.labels
-    except Lacking:  # without the pictures there are still the features
+    except Lacking:  # without the images there are still the features
         labels = None
     if labels is None:
         names, assigned = groups(run.moment(run.epochs[-1]).features)

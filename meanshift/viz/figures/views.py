@@ -1,4 +1,4 @@
-"""The views that both encoders saw of some pictures, drawn again, and where they were cut."""
+"""The views that both encoders saw of some images, drawn again, and where they were cut."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GAP = 8
 
 
 def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
-    """A row a picture: its crops, then the target's and the online view at each chosen epoch."""
+    """A row an image: its crops, then the target's and the online view at each chosen epoch."""
     from matplotlib.patches import Rectangle
 
     (run,) = runs
@@ -38,22 +38,22 @@ def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
     first = drawn[0]
     if not len(first.ids):
         raise Lacking(
-            f"{run.folder}: none of the {len(ids)} pictures can be read; repair them in "
+            f"{run.folder}: none of the {len(ids)} images can be read; repair them in "
             f"{config.data.source}, or choose others with another seed"
         )
 
     side = min(224, config.data.image_size) * -(-128 // config.data.image_size)
-    cells = [[_whole(picture, side)] for picture in first.pictures]
+    cells = [[_whole(image, side)] for image in first.images]
     for one in drawn:
         for row, pair in zip(cells, zip(one.target, one.online, strict=True), strict=True):
             row += [_view(view, side) for view in pair]
     pitch = side + _GAP
     figure, axes = style.sheet(style.mosaic(cells, gap=_GAP), top=100)
     same = "; both encoders see the same view" if config.views.same_view else ""
-    axes.set_title(f"{style.short(run.name)}: views of {len(cells)} pictures{same}", pad=30)
+    axes.set_title(f"{style.short(run.name)}: views of {len(cells)} images{same}", pad=30)
     axes.text(0, -28, "crops", va="bottom")
     axes.text(0, -6, f"at epoch {epochs[0]}", size=7, color=style.QUIET, va="bottom")
-    inks = {"target": (style.COLOURS[1], "-"), "online": (style.COLOURS[0], "--")}
+    inks = {"target": (style.COLORS[1], "-"), "online": (style.COLORS[0], "--")}
     strength = {
         "target": config.views.online if same else config.views.target,
         "online": config.views.online,
@@ -66,8 +66,8 @@ def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
             axes.text(x, -6, words, size=7, color=ink, va="bottom")
     cut = boxes(first, epoch=epochs[0] - 1, config=config)
     for (ink, dashes), found in zip(inks.values(), cut, strict=True):
-        for at, (picture, box) in enumerate(zip(first.pictures, found, strict=True)):
-            sizes = torch.tensor(picture.shape[1:])
+        for at, (image, box) in enumerate(zip(first.images, found, strict=True)):
+            sizes = torch.tensor(image.shape[1:])
             zoom = side / float(sizes.max())
             corner = (side - zoom * sizes) / 2 + zoom * box[:2] + torch.tensor([at * pitch, 0])
             (y, x), (high, wide) = corner.tolist(), (zoom * box[2:]).tolist()
@@ -75,28 +75,26 @@ def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
                 Rectangle((x, y), wide, high, fill=False, ec=ink, ls=dashes, lw=1.6, clip_on=False)
             )
     when = ", ".join(map(str, epochs))
-    text = (
-        f"{len(cells)} pictures of {run.name} with the crops of epoch {epochs[0]} (target solid, "
-    )
+    text = f"{len(cells)} images of {run.name} with the crops of epoch {epochs[0]} (target solid, "
     text += f"online dashed), then at epochs {when} the target's {strength['target']} view and the "
     return Drawing(figure, "Views", text + f"online encoder's {strength['online']} view{same}.")
 
 
 def _view(view: Float[Tensor, "3 size size"], side: int) -> np.ndarray:
-    """A normalised view as a picture, each of its pixels a square."""
-    picture = shown(view)
-    scale = max(1, side // picture.shape[1])
-    small = square(picture, side // scale).numpy()
+    """A normalized view as an image, each of its pixels a square."""
+    image = shown(view)
+    scale = max(1, side // image.shape[1])
+    small = square(image, side // scale).numpy()
     return np.repeat(np.repeat(small, scale, 0), scale, 1)
 
 
-def _whole(picture: UInt8[Tensor, "3 height width"], side: int) -> np.ndarray:
-    """A whole picture in the middle of a white square."""
-    height, width = picture.shape[1:]
+def _whole(image: UInt8[Tensor, "3 height width"], side: int) -> np.ndarray:
+    """A whole image in the middle of a white square."""
+    height, width = image.shape[1:]
     size = [max(1, round(side * n / max(height, width))) for n in (height, width)]
     small = max(height, width) < side
     way = InterpolationMode.NEAREST if small else InterpolationMode.BILINEAR
-    fitted = TF.resize(picture, size, way, antialias=not small)
+    fitted = TF.resize(image, size, way, antialias=not small)
     cell = np.full((side, side, 3), 255, dtype=np.uint8)
     top, left = (side - size[0]) // 2, (side - size[1]) // 2
     cell[top : top + size[0], left : left + size[1]] = fitted.permute(1, 2, 0).numpy()

@@ -21,18 +21,18 @@ CURVES = {
     "loss": "Loss",
     "20-NN": "20-NN while training, %",
     "1-NN": "1-NN while training, %",
-    "purity": "Purity of the neighbours",
+    "purity": "Purity of the neighbors",
     "agreement": "Agreement of the two views",
     "effective_rank": "Effective rank of the embeddings",
     "spread": "Spread of the embeddings",
     "lr": "Learning rate",
-    "pictures_per_second": "Pictures a second",
+    "images_per_second": "Images a second",
 }
 BASELINES = {"the untrained encoder": "untrained:", "raw pixels": "pixels:"}
 ABOUT = {
-    "loss": "squared distance of the online embedding to the neighbours; a growing k raises it",
-    "20-NN": "held-out pictures whose 20 nearest training pictures vote for their class",
-    "purity": "share of the neighbours 2 to k in the bank that have the query's class",
+    "loss": "squared distance of the online embedding to the neighbors; a growing k raises it",
+    "20-NN": "held-out images whose 20 nearest training images vote for their class",
+    "purity": "share of the neighbors 2 to k in the bank that have the query's class",
     "agreement": "cosine of the two views' embeddings: near 1 early on is a sign of collapse",
     "effective_rank": "directions that the embeddings of a batch really use; it falls in the first "
     "epochs of healthy runs too, and to about 1 in a collapse",
@@ -44,9 +44,9 @@ SPANS = {"20-NN": 10, "1-NN": 10, "purity": 0.1, "agreement": 0.1, "spread": 0.1
 
 
 def write_report(runs: Sequence[Run], out: Path, *, most: int = 1000) -> Path:
-    """Write the page; `most` is how many pictures of each probe it carries."""
+    """Write the page; `most` is how many images of each probe it carries."""
     sheets: dict[str, str] = {}
-    pages = [_run(run, colour, sheets, most) for colour, run in enumerate(runs)]
+    pages = [_run(run, color, sheets, most) for color, run in enumerate(runs)]
     drawn = {
         "runs": [page.pop("drawn") for page in pages],
         "curves": _curves(runs),
@@ -66,20 +66,18 @@ def write_report(runs: Sequence[Run], out: Path, *, most: int = 1000) -> Path:
     return out
 
 
-def _run(run: Run, colour: int, sheets: dict[str, str], most: int) -> dict[str, Any]:
+def _run(run: Run, color: int, sheets: dict[str, str], most: int) -> dict[str, Any]:
     """All that the page says of one run; a part that lacks something carries its sentence."""
     part = _or_lacking
     seen = part(lambda: sections.seen(run, sheets, most))
-    bad = [w for w in run.warnings if w["kind"] == "bad picture"]
+    bad = [w for w in run.warnings if w["kind"] == "bad image"]
     config = run.config
     return {
         "name": run.name,
-        "colour": colour % 10,
+        "color": color % 10,
         "signs": _signs(run),
         "alarms": [w["message"] for w in run.warnings if w["kind"] == "collapse"],
-        "notes": [
-            w["message"] for w in run.warnings if w["kind"] not in ("collapse", "bad picture")
-        ],
+        "notes": [w["message"] for w in run.warnings if w["kind"] not in ("collapse", "bad image")],
         "seen": {key: value for key, value in seen.items() if key != "drawn"},
         "clusters": part(lambda: sections.clusters(run)),
         "views": part(lambda: sections.views(run)),
@@ -95,7 +93,7 @@ def _run(run: Run, colour: int, sheets: dict[str, str], most: int) -> dict[str, 
         "reproduce": command_for(config, f"{run.folder}-again"),
         "continue": command_for(config, str(run.folder)),
         "folder": shlex.quote(str(run.folder)),
-        "drawn": {"name": run.name, "colour": colour % 10, **seen.get("drawn", {})},
+        "drawn": {"name": run.name, "color": color % 10, **seen.get("drawn", {})},
     }
 
 
@@ -145,10 +143,10 @@ def _judge(run: Run) -> str:
     """How to judge it: by labels where there are any."""
     folder = shlex.quote(str(run.folder))
     try:
-        labelled = run.source.labelled
+        labeled = run.source.labeled
     except Lacking:
-        labelled = bool(run.records("monitor"))
-    if not labelled:
+        labeled = bool(run.records("monitor"))
+    if not labeled:
         return f"meanshift evaluate cluster {folder} --clusters 10"
     return f"meanshift evaluate knn linear cluster {folder} --compare untrained:{folder} pixels"
 
@@ -185,9 +183,9 @@ def _signs(run: Run) -> list[tuple[str, str, str]]:
         if values:
             first = f"first {_figure(values[0])}, epoch {epochs[0]:.2g}" if len(values) > 1 else ""
             told.append((title, _figure(values[-1]), first))
-    _, kept = run.series("neighbours_kept")
+    _, kept = run.series("neighbors_kept")
     if kept:
-        told.append(("Neighbours kept since the last snapshot", f"{kept[-1]:.0%}", ""))
+        told.append(("Neighbors kept since the last snapshot", f"{kept[-1]:.0%}", ""))
     return told
 
 
@@ -236,10 +234,10 @@ def _curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
     curves = []
     for name, title in CURVES.items():
         series = []
-        for colour, run in enumerate(runs):
+        for color, run in enumerate(runs):
             x, y = thinned(*run.series(name))
             if x:
-                series.append({"name": run.name, "colour": colour % 10, "x": x, "y": y})
+                series.append({"name": run.name, "color": color % 10, "x": x, "y": y})
         marks = [
             {"x": round(w["step"] / run.steps, 3), "text": f"collapse{of(run)}"}
             for run in runs

@@ -1,4 +1,4 @@
-"""What a page shows of one run's pictures: map, neighbours, clusters, views, state of the data."""
+"""What a page shows of one run's images: map, neighbors, clusters, views, state of the data."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from meanshift.viz import style
 from meanshift.viz.run_reader import Lacking, Run
 from meanshift.viz.tsne import EpochMap, draw_maps
 
-_NEAR = 8  # neighbours in a strip
+_NEAR = 8  # neighbors in a strip
 
 
 def seen(run: Run, sheets: dict[str, str], most: int) -> dict[str, Any]:
-    """Map and neighbours by epoch, with every picture that they show on one sheet."""
+    """Map and neighbors by epoch, with every image that they show on one sheet."""
     maps = draw_maps(run, most=most)
     rows = maps[0].rows
     indices = run.moment(maps[-1].epoch).indices[rows]
@@ -42,8 +42,8 @@ def seen(run: Run, sheets: dict[str, str], most: int) -> dict[str, Any]:
             pure.append(float((labels[found] == labels[:, None])[labels >= 0].float().mean()))
     names, groups, by = _groups(run, labels, maps)
     cells = [run.thumbnail(index, side).numpy() for index in indices.tolist()]
-    words = f"{len(rows)} training pictures, " + (
-        "coloured by class" if by == "label" else "coloured by cluster, since there are no labels"
+    words = f"{len(rows)} training images, " + (
+        "colored by class" if by == "label" else "colored by cluster, since there are no labels"
     )
     return {
         "words": words,
@@ -69,7 +69,7 @@ def seen(run: Run, sheets: dict[str, str], most: int) -> dict[str, Any]:
 def _groups(
     run: Run, labels: Tensor | None, maps: Sequence[EpochMap]
 ) -> tuple[list[str], list[int], str]:
-    """What the points are coloured by: classes, or clusters of the last snapshot."""
+    """What the points are colored by: classes, or clusters of the last snapshot."""
     if labels is not None:
         return list(run.source.classes), labels.tolist(), "label"
     from meanshift.evaluation.cluster import groups
@@ -79,7 +79,7 @@ def _groups(
 
 
 def _queries(labels: Tensor | None, size: int) -> list[int]:
-    """Pictures whose neighbours are shown: one of each class, up to ten."""
+    """Images whose neighbors are shown: one of each class, up to ten."""
     some = rng.choose(0, size, size, rng.SPLIT)
     order = rng.uniform(0, 0, some, rng.SPLIT, 1)[:, 0].argsort().tolist()
     if labels is None:
@@ -91,7 +91,7 @@ def _queries(labels: Tensor | None, size: int) -> list[int]:
 
 
 def _sheet(cells: list[NDArray[np.uint8]], sheets: dict[str, str]) -> str:
-    """All pictures of a probe as one JPEG; runs with the same probe share it."""
+    """All images of a probe as one JPEG; runs with the same probe share it."""
     columns = math.ceil(math.sqrt(len(cells)))
     rows = [cells[i : i + columns] for i in range(0, len(cells), columns)]
     address = _address(style.mosaic(rows, gap=0), quality=82)
@@ -103,7 +103,7 @@ def _sheet(cells: list[NDArray[np.uint8]], sheets: dict[str, str]) -> str:
 
 
 def clusters(run: Run, *, rows: int = 10, columns: int = 14) -> dict[str, Any]:
-    """Random pictures of random clusters, from the stored assignment."""
+    """Random images of random clusters, from the stored assignment."""
     assigned, places = run.clusters()
     sizes, side = assigned.bincount(), 32 if run.config.data.image_size <= 48 else 64
     chosen = (sizes > 0).nonzero()[:, 0]
@@ -113,41 +113,41 @@ def clusters(run: Run, *, rows: int = 10, columns: int = 14) -> dict[str, Any]:
         members = places[(assigned == cluster).nonzero()[:, 0]]
         order = rng.uniform(cluster, 0, torch.arange(len(members)), rng.PROBE, 1)[:, 0].argsort()
         some = members[order[:columns]]
-        told = f"{len(members):,} pictures"
+        told = f"{len(members):,} images"
         if run.source.labels is not None:
             labels = run.source.labels[members]
             for common, count in Counter(labels[labels >= 0].tolist()).most_common(1):
                 told += f", {count / len(members):.0%} {run.source.classes[common]}"
         cells = [run.thumbnail(i, side).numpy() for i in some.tolist()]
-        made.append({"words": told, "picture": _address(style.mosaic([cells], gap=2))})
+        made.append({"words": told, "image": _address(style.mosaic([cells], gap=2))})
     return {"rows": made, "older": run.older(run.results.get("cluster", {"card": {}}))}
 
 
 def views(run: Run, *, count: int = 8) -> dict[str, Any]:
-    """Pictures and the two views of each in the first epoch."""
+    """Images and the two views of each in the first epoch."""
     ids = rng.choose(1, len(run.source), count, rng.PROBE)
     drawn = draw_again(run.source, ids, epoch=0, config=run.config, keep=True)
     if not len(drawn.ids):
-        raise Lacking(f"{run.folder}: none of the pictures that were drawn can be read")
+        raise Lacking(f"{run.folder}: none of the images that were drawn can be read")
     side = min(run.config.data.image_size, 96)
     rows = [
-        [square(picture, side).numpy() for picture in drawn.pictures],
+        [square(image, side).numpy() for image in drawn.images],
         [square(shown(view), side).numpy() for view in drawn.target],
         [square(shown(view), side).numpy() for view in drawn.online],
     ]
     how = run.config.views
-    names = ["the picture", f"the target's view ({how.online if how.same_view else how.target})"]
+    names = ["the image", f"the target's view ({how.online if how.same_view else how.target})"]
     names += [f"the online view ({how.online}{', the same' if how.same_view else ''})"]
     return {
         "rows": [
-            {"words": words, "picture": _address(style.mosaic([row], gap=2), quality=88)}
+            {"words": words, "image": _address(style.mosaic([row], gap=2), quality=88)}
             for words, row in zip(names, rows, strict=True)
         ]
     }
 
 
 def data(run: Run) -> dict[str, Any]:
-    """How many pictures, of which sizes and classes; what could not be read is listed apart."""
+    """How many images, of which sizes and classes; what could not be read is listed apart."""
     source = run.source
     some = rng.choose(0, len(source), 1 if source.uniform else 200, rng.PROBE)
     sizes = []
@@ -170,9 +170,9 @@ def data(run: Run) -> dict[str, Any]:
         if short:
             told.append(("Enlarged", f"{short / len(sizes):.0%} are smaller than the views"))
     classes = []
-    if source.labelled and source.labels is not None:
+    if source.labeled and source.labels is not None:
         counts = Counter(source.labels.tolist())
-        told.append(("Unlabelled", f"{counts.pop(-1, 0):,}"))
+        told.append(("Unlabeled", f"{counts.pop(-1, 0):,}"))
         top = max(counts.values())
         classes = [
             (source.classes[label], count, count / top) for label, count in counts.most_common(20)
@@ -181,20 +181,20 @@ def data(run: Run) -> dict[str, Any]:
             told.append(("Classes", f"{len(counts)}, the 20 largest are shown"))
     held = run.held_out
     told.insert(0, ("Held out for judging", f"{len(held):,}" if held is not None else "none"))
-    told.insert(0, ("Pictures to train on", f"{len(source):,} from {run.config.data.source}"))
+    told.insert(0, ("Images to train on", f"{len(source):,} from {run.config.data.source}"))
     return {"told": told, "classes": classes}
 
 
 def beside(run: Run, result: str) -> dict[str, str] | None:
-    """The picture that judging left beside a result, and what it shows in words."""
+    """The image that judging left beside a result, and what it shows in words."""
     try:
         with Image.open(run.journal.results / f"{result}.png") as held:
             words = str(held.info.get("Description", ""))
-            picture = held.convert("RGB")
+            image = held.convert("RGB")
     except OSError:
         return None
-    picture.thumbnail((1400, 1400))
-    return {"picture": _address(np.asarray(picture), quality=82), "words": words}
+    image.thumbnail((1400, 1400))
+    return {"image": _address(np.asarray(image), quality=82), "words": words}
 
 
 def _address(pixels: NDArray[np.uint8], *, quality: int = 85) -> str:

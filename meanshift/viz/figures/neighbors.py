@@ -1,4 +1,4 @@
-"""Neighbours over epochs (Figure 2 of the paper): a row a query, a block of neighbours an epoch."""
+"""Neighbors over epochs (Figure 2 of the paper): a row a query, a block of neighbors an epoch."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from meanshift.viz.run_reader import Lacking, Run
 
 
 def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
-    """Random pictures of the probe and, after chosen epochs, their nearest others in it."""
+    """Random images of the probe and, after chosen epochs, their nearest others in it."""
     (run,) = runs
     epochs = run.chosen_epochs(choices.epochs, 4)
     indices = run.moment(epochs[-1]).indices
     if len(indices) < 2:
         raise Lacking(
-            f"{run.folder}: the probe has {len(indices)} picture, need two or more: train with "
+            f"{run.folder}: the probe has {len(indices)} image, need two or more: train with "
             f"--train.probe_size 1000"
         )
     labels = run.labels
     queries = _spread(len(indices), labels, choices.rows or 8, choices.seed)
-    near = {epoch: run.neighbours(epoch, choices.columns or 5)[0] for epoch in epochs}
+    near = {epoch: run.neighbors(epoch, choices.columns or 5)[0] for epoch in epochs}
     count = near[epochs[0]].shape[1]
 
     side, scale = style.pixels_of(run.config.data.image_size)
@@ -43,7 +43,7 @@ def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
     gap, size = 6, side * scale
     figure, axes = style.sheet(style.mosaic(cells, gap=gap, scale=scale), top=72, bottom=12)
     axes.set_title(
-        f"{style.short(run.name)}: nearest neighbours of {len(queries)} pictures, by epoch", pad=19
+        f"{style.short(run.name)}: nearest neighbors of {len(queries)} images, by epoch", pad=19
     )
     if labels is not None:
         words = f"underlined: the query's class; shares over the whole probe of {len(indices)}"
@@ -60,17 +60,17 @@ def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
                 for column, other in enumerate(near[epoch][query].tolist()):
                     if labels[query] == labels[other] >= 0:
                         x, y = left + column * (size + gap), row * (size + gap) + size + gap / 2
-                        axes.plot([x, x + size], [y, y], color=style.COLOURS[2], lw=1.8,
+                        axes.plot([x, x + size], [y, y], color=style.COLORS[2], lw=1.8,
                                   solid_capstyle="butt", clip_on=False)  # fmt: skip
         axes.text(left, -6, words, color=style.QUIET, va="bottom")
         told.append(words)
-    text = f"{len(queries)} pictures of {run.name}, each with its {count} nearest others in a probe"
+    text = f"{len(queries)} images of {run.name}, each with its {count} nearest others in a probe"
     text += f" of {len(indices)}. " + ("" if labels is None else "Over the whole probe: ")
-    return Drawing(figure, "Neighbours over epochs", text + "; ".join(told) + ".")
+    return Drawing(figure, "Neighbors over epochs", text + "; ".join(told) + ".")
 
 
 def _spread(size: int, labels: Int[Tensor, " n"] | None, rows: int, seed: int) -> list[int]:
-    """Random pictures; the first of each class come before the second of any."""
+    """Random images; the first of each class come before the second of any."""
     order, met, turn = rng.order(seed, 0, size).tolist(), Counter[int](), dict[int, int]()
     for index in order:
         label = 0 if labels is None else int(labels[index])

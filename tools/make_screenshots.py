@@ -1,6 +1,6 @@
-"""The pictures of README and docs: figures, the report and the explorer, of a run, by a browser.
+"""The images of README and docs: figures, the report and the explorer, of a run, by a browser.
 
-Typed as `make pictures`, which trains the demo first where it is missing.
+Typed as `make images`, which trains the demo first where it is missing.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-WIDEST = 1200  # pixels of a picture in the docs
+WIDEST = 1200  # pixels of an image in the docs
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("docs/pictures"))
+    parser.add_argument("--out", type=Path, default=Path("docs/images"))
     given = parser.parse_args()
     browser = shutil.which("chromium")
     if browser is None:
-        sys.exit("make pictures: no chromium here; install it with: apt-get install chromium")
+        sys.exit("make images: no chromium here; install it with: apt-get install chromium")
     given.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch)
-        meanshift("figures", given.run, "--only", "neighbours", "tsne", "--out", made)
+        meanshift("figures", given.run, "--only", "neighbors", "tsne", "--out", made)
         meanshift("report", given.run, "--out", made / "report.html")
         with sync_playwright() as playwright:
             opened = playwright.chromium.launch(
@@ -39,8 +39,8 @@ def main() -> None:
             photograph_report(opened, made)
             photograph_explorer(opened, given.run, made)
             opened.close()
-        for picture in sorted(made.glob("*.png")):
-            print(keep(picture, given.out / f"{picture.stem}.jpg"))
+        for image in sorted(made.glob("*.png")):
+            print(keep(image, given.out / f"{image.stem}.jpg"))
 
 
 def meanshift(*words: object) -> None:
@@ -85,14 +85,14 @@ def tab(browser: Browser, url: str, *, width: int, height: int, dark: bool = Fal
 def click_a_point(page: Page) -> None:
     page.locator("canvas").first.focus()
     for _ in range(5):
-        page.keyboard.press("n")  # the next picture
+        page.keyboard.press("n")  # the next image
     page.evaluate("document.activeElement.blur()")
     page.wait_for_timeout(300)
 
 
-def keep(picture: Path, target: Path) -> str:
-    """Small enough for a page, and all colours of the photographs."""
-    with Image.open(picture) as opened:
+def keep(image: Path, target: Path) -> str:
+    """Small enough for a page, and all colors of the photographs."""
+    with Image.open(image) as opened:
         whole = opened.convert("RGB")
     if whole.width > WIDEST:
         whole = whole.resize((WIDEST, round(whole.height * WIDEST / whole.width)))
