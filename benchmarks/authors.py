@@ -21,7 +21,7 @@ from torchvision import transforms as T
 
 from meanshift.config import Views
 from meanshift.models.encoder import mlp
-from meanshift.ops.image import DEVIATION, MEAN
+from meanshift.ops.image import MEAN, STD
 
 Transform = Callable[[Image.Image], Tensor]
 
@@ -36,7 +36,7 @@ class GaussianBlur:
 def weak_and_strong(views: Views, size: int) -> tuple[Transform, Transform]:
     """The two transforms of the paper, on Pillow images."""
     crop = T.RandomResizedCrop(size, scale=views.crop_area)
-    end = [T.RandomHorizontalFlip(views.flip), T.ToTensor(), T.Normalize(MEAN, DEVIATION)]
+    end = [T.RandomHorizontalFlip(views.flip), T.ToTensor(), T.Normalize(MEAN, STD)]
     strong = [
         T.RandomApply([T.ColorJitter(*views.jitter_strength)], p=views.jitter),
         T.RandomGrayscale(views.gray),
@@ -100,7 +100,7 @@ class MeanShift(nn.Module):
         self.register_buffer("labels", torch.full((bank_size,), -1))
 
     @torch.no_grad()
-    def follow(self) -> None:
+    def after_update(self) -> None:
         pairs = zip(self.online.parameters(), self.target.parameters(), strict=True)
         for online, target in pairs:
             target.data = target.data * self.momentum + online.data * (1 - self.momentum)
@@ -114,7 +114,7 @@ class MeanShift(nn.Module):
     def forward(self, target_view: Tensor, online_view: Tensor, labels: Tensor) -> Tensor:
         query = nn.functional.normalize(self.predictor(self.online(online_view)), dim=1)
         with torch.no_grad():
-            self.follow()
+            self.after_update()
             current = nn.functional.normalize(self.target(target_view), dim=1)
         return self.compare(query, current, labels)
 

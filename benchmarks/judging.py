@@ -17,7 +17,7 @@ from meanshift.data import open_source
 from meanshift.evaluation.cluster import kmeans
 from meanshift.evaluation.knn import neighbors
 from meanshift.evaluation.linear_probe import (
-    Recipe,
+    ProbeSettings,
     Standardize,
     cached_stream,
     train_layers,
@@ -107,7 +107,7 @@ def _clusters(train: Tensor) -> Row:
 
 def _linear(train: Tensor) -> Row:
     """40 epochs on features that were extracted once, beside one epoch of augmented views."""
-    recipe, cpu = Recipe(), torch.device("cpu")
+    recipe, cpu = ProbeSettings(), torch.device("cpu")
     labels = torch.arange(IMAGES) % CLASSES
     backbone, _ = build_backbone(STEP.encoder, image_size=32)
     backbone.eval().to(memory_format=torch.channels_last)

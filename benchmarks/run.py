@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.table import Row, describe
 from meanshift.runtime.device import pick_precision
-from meanshift.runtime.run_directory import environment, write_atomically
+from meanshift.runtime.run_directory import environment, write_text
 
 
 def run(
@@ -41,7 +41,7 @@ def run(
     }
     told = {"rounds": rounds, "rows": [row.to_dict() for row in rows], **about}
     out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / "bench.json", json.dumps(told, indent=2) + "\n")
+    write_text(out / "bench.json", json.dumps(told, indent=2) + "\n")
     print(f"\nkept in {out / 'bench.json'}")
     return rows
 

@@ -19,7 +19,7 @@ import torch
 from benchmarks.table import Row
 from benchmarks.training import HALF
 from meanshift.config import Config
-from meanshift.models.sync_batch_norm import synchronized
+from meanshift.models.sync_batch_norm import convert_sync_batch_norm
 from meanshift.runtime import distributed
 from meanshift.runtime.device import autocast, pick_precision
 from meanshift.runtime.malloc import keep_memory
@@ -146,16 +146,16 @@ def work(config: Config, rounds: int) -> dict[str, Any]:
     precision = pick_precision(config.train.precision, cpu)
     method = build_method(config).train()
     if config.train.batch_norm == "sync":
-        synchronized(method, cpu)
+        convert_sync_batch_norm(method, cpu)
     elif config.train.batch_norm == "shuffle":
         method.shuffle = 1
     method.to(memory_format=torch.channels_last)
     side, batch = config.data.image_size, config.train.batch_size
-    low, high = distributed.share(batch)
+    low, high = distributed.shard_range(batch)
     views = torch.randn(2, high - low, 3, side, side)
     online, target = (view.contiguous(memory_format=torch.channels_last) for view in views)
     black = torch.zeros(2, 3, side, side)
-    stepping = distributed.parallel(method, lambda wrapped: wrapped(black, black).loss)
+    stepping = distributed.data_parallel(method, lambda wrapped: wrapped(black, black).loss)
     ids = torch.arange(low, high)
 
     def step() -> None:
@@ -180,11 +180,11 @@ def work(config: Config, rounds: int) -> dict[str, Any]:
         config.train.batch_norm, 2 * trained + sum(n.num_features for n in norms) - trained,
     )  # fmt: skip
     step()
-    distributed.wait()
+    distributed.barrier()
     before = _loopback()
     for _ in range(4):
         step()
-    distributed.wait()
+    distributed.barrier()
     crossed = (_loopback() - before) / 4 / world
     predicted = load.received() if world > 1 else {}
     sent = sum(predicted.values())
@@ -206,11 +206,11 @@ def work(config: Config, rounds: int) -> dict[str, Any]:
 
 def _found(method: Any, u: torch.Tensor) -> torch.Tensor:
     """The neighbors' mean, of as many comparisons as a process makes in a step."""
-    from meanshift.ops.topk import settled
+    from meanshift.ops.topk import exact_neighbors
 
     bank, world = method.bank, distributed.world_size()
     queries = u.float().repeat(world, 1) if bank.sharded else u.float()
-    slots, _ = settled(queries, bank.rows, method.k - 1)
+    slots, _ = exact_neighbors(queries, bank.rows, method.k - 1)
     return torch.Tensor(bank.rows[slots].float().mean(1)[: len(u)])
 
 
@@ -235,7 +235,7 @@ def by_turns(parts: Mapping[str, Callable[[], None]], turns: int) -> dict[str, f
     taken: dict[str, list[float]] = {name: [] for name in parts}
     for turn in range(turns + 1):
         for name, once in parts.items():
-            distributed.wait()
+            distributed.barrier()
             begun = time.perf_counter()
             once()
             if turn:  # the first allocates
@@ -251,7 +251,7 @@ def _loopback() -> float:
 
 if __name__ == "__main__":
     config = CONFIG.with_overrides(json.loads(sys.argv[1]))
-    with distributed.joined(torch.device("cpu")):
+    with distributed.process_group(torch.device("cpu")):
         result = work(config, int(sys.argv[2]))
     if distributed.rank() == 0:
         print(json.dumps(result))

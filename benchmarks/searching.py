@@ -14,7 +14,7 @@ from benchmarks.memory import reset_peak, resident
 from benchmarks.table import Row, by_turns, installed, over, timed
 from meanshift.methods import MeanShift
 from meanshift.methods.memory_bank import MemoryBank
-from meanshift.ops.topk import CHUNK_BYTES, nearest
+from meanshift.ops.topk import CHUNK_BYTES, nearest_neighbors
 from meanshift.runtime.malloc import keep_memory
 
 QUERIES, DIM, K = 256, 512, 5
@@ -98,14 +98,14 @@ def large_bank(size: int) -> Iterator[dict[str, float]]:
     before = resident("VmHWM")
     slots, _ = bank.search(queries, K - 1)
     extra = resident("VmHWM") - before
-    halves, _ = nearest(queries, half, K - 1)
+    halves, _ = nearest_neighbors(queries, half, K - 1)
     changed = 1 - float((slots[:, :, None] == halves[:, None]).any(2).double().mean())
     bare()
     yield {}
     while True:
         laps = {
             "bare": timed(bare), "search": timed(lambda: bank.search(queries, K - 1)),
-            "half": timed(lambda: nearest(queries, half, K - 1)),
+            "half": timed(lambda: nearest_neighbors(queries, half, K - 1)),
         }  # fmt: skip
         yield {name: lap() for name, lap in laps.items()} | {"extra": extra, "changed": changed}
 

@@ -93,7 +93,7 @@ def our_steps(config: Config, steps: int) -> Iterator[float]:
         ready.optimizer.zero_grad(set_to_none=True)
         told.loss.backward()
         ready.optimizer.step()
-        ready.method.follow()
+        ready.method.after_update()
 
     def feed() -> Feed:
         for batch in batches(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meanshift.cli.reading import add_reading, home_of, reading
-from meanshift.cli.speaking import Shared, processes, rank, say
+from meanshift.cli.speaking import SharedError, rank, say, world_size
 from meanshift.cli.transferring import add_transferring, detect, transfer
 from meanshift.evaluation import NAMES
 
@@ -108,9 +108,9 @@ def _evaluate(given: argparse.Namespace) -> int:
     if len(set(rooted)) > 1:
         raise ValueError("transfer and detect have a --root of their own each: type two commands")
     frozen = [name for name in names if name not in rooted]
-    if processes() > 1 and not set(names) <= {"knn", "detect"}:
-        raise Shared(
-            f"{processes()} processes were started; of the protocols knn and detect work in "
+    if world_size() > 1 and not set(names) <= {"knn", "detect"}:
+        raise SharedError(
+            f"{world_size()} processes were started; of the protocols knn and detect work in "
             f"several: leave torchrun out (after evaluate knn the others find its features)"
         )
     with _joined(given):
@@ -125,12 +125,12 @@ def _evaluate(given: argparse.Namespace) -> int:
 
 def _joined(given: argparse.Namespace) -> AbstractContextManager[None]:
     """Several processes find each other once, whatever they do then."""
-    if processes() == 1:
+    if world_size() == 1:
         return nullcontext()
     from meanshift.runtime.device import pick_device
-    from meanshift.runtime.distributed import joined, own_device
+    from meanshift.runtime.distributed import local_device, process_group
 
-    return joined(own_device(pick_device(given.device)))
+    return process_group(local_device(pick_device(given.device)))
 
 
 _FROZEN = "knn linear semi cluster"
@@ -167,15 +167,15 @@ def _judge(given: argparse.Namespace, names: list[str], specs: list[str]) -> Non
     """The protocols on the images of one source."""
     import importlib
 
-    from meanshift.evaluation.context import Subject
+    from meanshift.evaluation.context import EvaluationContext
     from meanshift.evaluation.linear import SWEEP
-    from meanshift.evaluation.linear_probe import Recipe
+    from meanshift.evaluation.linear_probe import ProbeSettings
     from meanshift.models.weights import load_weights
     from meanshift.runtime.device import pick_device
-    from meanshift.runtime.distributed import own_device, together
+    from meanshift.runtime.distributed import fail_together, local_device
     from meanshift.training.console import table
 
-    layer = Recipe.of(given.epochs, 0.01 if given.lr is None else given.lr)
+    layer = ProbeSettings.of(given.epochs, 0.01 if given.lr is None else given.lr)
     sweep = () if given.sweep is None else tuple(given.sweep) or SWEEP
     options: dict[str, dict[str, Any]] = {
         "knn": {"ks": given.ks, "temperature": given.temperature},
@@ -192,13 +192,13 @@ def _judge(given: argparse.Namespace, names: list[str], specs: list[str]) -> Non
         "cluster": {"clusters": given.clusters},
     }
     figures: dict[str, dict[str, dict[str, float]]] = {name: {} for name in names}
-    first: Subject | None = None
-    how = reading(given) | {"device": str(own_device(pick_device(given.device)))}
-    with together():
+    first: EvaluationContext | None = None
+    how = reading(given) | {"device": str(local_device(pick_device(given.device)))}
+    with fail_together():
         judged = {spec: load_weights(spec) for spec in specs}
     for spec, weights in judged.items():
-        with together():
-            subject = Subject(
+        with fail_together():
+            subject = EvaluationContext(
                 weights, given.data, like=first, split=given.split, seed=given.seed,
                 labels=given.labels, home=home_of(given, spec, specs), **how
             )  # fmt: skip
@@ -218,11 +218,11 @@ def _embed(given: argparse.Namespace) -> int:
     from meanshift.evaluation.embed import embed
     from meanshift.models.weights import load_weights
     from meanshift.runtime.device import pick_device
-    from meanshift.runtime.distributed import own_device, together
+    from meanshift.runtime.distributed import fail_together, local_device
 
-    how = reading(given) | {"device": str(own_device(pick_device(given.device)))}
+    how = reading(given) | {"device": str(local_device(pick_device(given.device)))}
     with _joined(given):
-        with together():
+        with fail_together():
             weights = load_weights(given.weights)
         say(f"{given.weights}: {weights.title}")
         made = embed(

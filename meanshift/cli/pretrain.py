@@ -49,14 +49,14 @@ def _pretrain(given: argparse.Namespace) -> int:
 
 def _train(config: Config, out: Path) -> int:
     from meanshift.runtime.device import pick_device
-    from meanshift.runtime.distributed import joined, own_device, together
+    from meanshift.runtime.distributed import fail_together, local_device, process_group
     from meanshift.runtime.signals import Stopped
     from meanshift.training.loop import pretrain
 
-    device = own_device(pick_device(config.train.device))
+    device = local_device(pick_device(config.train.device))
     try:
-        with joined(device, timeout=config.train.timeout):
-            with together():
+        with process_group(device, timeout=config.train.timeout):
+            with fail_together():
                 monitor = _monitor(config)
             run = pretrain(config, out, monitor=monitor)
     except Stopped as stopped:
@@ -68,10 +68,10 @@ def _train(config: Config, out: Path) -> int:
 
 def _monitor(config: Config) -> Monitor | None:
     """k-NN on the held-out images, handed to the loop that knows nothing of judging."""
-    from meanshift.data import train_and_held_out
+    from meanshift.data import train_and_validation
     from meanshift.evaluation.knn import KNNMonitor
 
-    train, held = train_and_held_out(
+    train, held = train_and_validation(
         config.data.source, config.data.held_out, seed=config.train.seed
     )
     if held is None or not train.labeled or not held.labeled:
@@ -86,16 +86,16 @@ def _monitor(config: Config) -> Monitor | None:
 
 
 def _demo(given: argparse.Namespace) -> int:
-    from meanshift.data import train_and_held_out
+    from meanshift.data import train_and_validation
     from meanshift.evaluation import cluster, knn
-    from meanshift.evaluation.context import Subject
+    from meanshift.evaluation.context import EvaluationContext
     from meanshift.models.weights import load_weights
     from meanshift.training.console import table
     from meanshift.viz.report.page import write_report
     from meanshift.viz.run_reader import Run
 
     config = configure(given, recipe("demo"))
-    train, held = train_and_held_out(
+    train, held = train_and_validation(
         config.data.source, config.data.held_out, seed=config.train.seed
     )
     if held is None or not (train.uniform and train.labeled and held.labeled):
@@ -110,7 +110,7 @@ def _demo(given: argparse.Namespace) -> int:
         "after Mean Shift training": str(given.out),
     }.items():
         weights = load_weights(spec)
-        subject = Subject(
+        subject = EvaluationContext(
             replace(weights, name="pixels") if spec == "pixels" else weights,
             config.data.source,
             device=config.train.device,

@@ -84,7 +84,7 @@ def _above(folders: list[Path]) -> Path:
 
 def _report(given: argparse.Namespace) -> int:
     from meanshift.viz.report.page import page_name, write_report
-    from meanshift.viz.run_reader import Lacking, open_runs
+    from meanshift.viz.run_reader import MissingData, open_runs
 
     if given.out is not None and given.out.is_dir():
         raise ValueError(f"--out: {given.out} is a folder; need a file, as {given.out}/report.html")
@@ -92,7 +92,7 @@ def _report(given: argparse.Namespace) -> int:
     for run in runs:
         try:
             _ = run.source
-        except Lacking as lacking:
+        except MissingData as lacking:
             print(f"warning: {lacking}", file=sys.stderr)
     page = write_report(runs, given.out or page_name(runs))
     print(f"report: {page} ({page.stat().st_size / 1e6:.1f} MB, one file, opens without a network)")

@@ -92,7 +92,7 @@ def _bench(given: argparse.Namespace) -> int:
 def _bench_alone(given: argparse.Namespace, name: str, more: list[str]) -> int:
     from meanshift.reproduce.cost import bench_cost, describe_cost
     from meanshift.reproduce.step import STEP, bench_step
-    from meanshift.runtime.run_directory import Journal
+    from meanshift.runtime.run_directory import RunDirectory
 
     if any(option is not None for option in (given.out, given.photos, given.features)):
         raise ValueError(
@@ -105,7 +105,7 @@ def _bench_alone(given: argparse.Namespace, name: str, more: list[str]) -> int:
     elif not more:
         print(describe_cost(bench_cost(configure(given, STEP), rounds=given.rounds or 9)))
     else:
-        journal = Journal.open(Path(more[0]))
+        journal = RunDirectory.open(Path(more[0]))
         config = configure(given, journal.config)
         other = ", ".join(set(differences(journal.config, config)) - HARMLESS)
         if other:

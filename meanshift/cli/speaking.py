@@ -6,17 +6,17 @@ import os
 import sys
 
 
-class Shared(ValueError):
+class SharedError(ValueError):
     """A mistake that every process makes, so that one of them need say it."""
 
 
-def processes() -> int:
+def world_size() -> int:
     """How many `torchrun` started, without loading torch for it."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
 def rank() -> int:
-    return int(os.environ.get("RANK", 0)) if processes() > 1 else 0
+    return int(os.environ.get("RANK", 0)) if world_size() > 1 else 0
 
 
 def say(text: str, *, result: bool = False) -> None:
@@ -35,8 +35,8 @@ def complain(error: Exception) -> None:
 
 def refuse_many(command: str) -> None:
     """Most commands are for one process; several would write over one another."""
-    if processes() > 1:
-        raise Shared(
-            f"{processes()} processes were started; meanshift {command} is for one: leave torchrun "
+    if world_size() > 1:
+        raise SharedError(
+            f"{world_size()} processes were started; meanshift {command} is for one: leave torchrun "
             f"out (pretrain, embed, evaluate knn and evaluate detect work in several)"
         )

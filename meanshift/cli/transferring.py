@@ -36,9 +36,9 @@ def add_transferring(parser: argparse.ArgumentParser) -> None:
 
 def transfer(given: argparse.Namespace, specs: list[str]) -> None:
     """The ten datasets of the paper, as far as they are there, and others by name."""
-    from meanshift.data.transfer_datasets import NotThere, open_task, task_of
+    from meanshift.data.transfer_datasets import DatasetNotFound, open_task, task_of
     from meanshift.evaluation import transfer as protocol
-    from meanshift.evaluation.context import Judged
+    from meanshift.evaluation.context import EncoderContext
     from meanshift.models.weights import load_weights
     from meanshift.training.console import table
 
@@ -48,7 +48,7 @@ def transfer(given: argparse.Namespace, specs: list[str]) -> None:
     for name in chosen:
         try:
             tasks.append(open_task(name, root, seed=seed))
-        except NotThere as error:
+        except DatasetNotFound as error:
             missing.append(str(error))
     tasks += [task_of(name, spec, seed=seed) for name, spec in added.items()]
     if missing:
@@ -58,7 +58,7 @@ def transfer(given: argparse.Namespace, specs: list[str]) -> None:
     rows: dict[str, dict[str, float]] = {}
     for spec, weights in {spec: load_weights(spec) for spec in specs}.items():
         home = home_of(given, spec, specs)
-        judged = Judged(weights, seed=seed, home=home, **reading(given))
+        judged = EncoderContext(weights, seed=seed, home=home, **reading(given))
         print(f"{spec}: {weights.title}", file=sys.stderr)
         results = {}
         for task in tasks:
@@ -108,25 +108,25 @@ def _tasks(given: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
 def detect(given: argparse.Namespace, specs: list[str]) -> None:
     """VOC detection, in as many processes as `torchrun` starts."""
     from meanshift.data.voc import LAYOUT, read_voc
-    from meanshift.evaluation.context import Judged
+    from meanshift.evaluation.context import EncoderContext
     from meanshift.evaluation.detection import evaluate as protocol
-    from meanshift.evaluation.detection.model import Recipe
+    from meanshift.evaluation.detection.model import DetectionSettings
     from meanshift.models.weights import load_weights
     from meanshift.runtime.device import pick_device
-    from meanshift.runtime.distributed import joined, own_device, rank
+    from meanshift.runtime.distributed import local_device, process_group, rank
     from meanshift.training.console import table
 
     if given.root is None:
         raise ValueError(f"detect: where are the images? say --root VOCDEVKIT; {LAYOUT}")
-    recipe = Recipe.of(
+    recipe = DetectionSettings.of(
         given.iterations, size=given.size, batch_size=given.batch_size, rois=given.rois,
         lr=given.lr,
     )  # fmt: skip
     words = (" ".join(name.split()) for name in (given.classes or "").split(","))
     classes = [name for name in words if name]
-    device = own_device(pick_device(given.device))
+    device = local_device(pick_device(given.device))
     rows: dict[str, dict[str, float]] = {}
-    with joined(device):
+    with process_group(device):
         first = rank() == 0
         with warnings.catch_warnings():
             if not first:  # one voice is enough
@@ -141,7 +141,7 @@ def detect(given: argparse.Namespace, specs: list[str]) -> None:
             )
             for spec, weights in {spec: load_weights(spec) for spec in specs}.items():
                 how = reading(given) | {"device": str(device)}
-                judged = Judged(
+                judged = EncoderContext(
                     weights, seed=given.seed or 0, home=home_of(given, spec, specs), **how
                 )
                 _say(f"{spec}: {weights.title}", first)

@@ -23,18 +23,25 @@ from meanshift.data import (
     torchvision_datasets,
 )
 from meanshift.data.labels import is_table, read_labels
-from meanshift.data.source import Cut, Source, Unreadable, hold_out, known, stratified
+from meanshift.data.source import (
+    Source,
+    Subset,
+    UnreadableSample,
+    labeled_only,
+    split_off,
+    stratified,
+)
 
 __all__ = [
-    "Cut",
+    "Subset",
     "Source",
-    "Unreadable",
-    "hold_out",
-    "known",
+    "UnreadableSample",
+    "split_off",
+    "labeled_only",
     "open_source",
     "same_classes",
     "stratified",
-    "train_and_held_out",
+    "train_and_validation",
 ]
 
 
@@ -221,27 +228,27 @@ def _open_folder(root: Path, labels: Path | None) -> dict[str, Source]:
                 f"name in front, as train/{twice}"
             )
         images = sum(map(len, sources.values()))
-        known = sum(
+        labeled_only = sum(
             0 if source.labels is None else int((source.labels >= 0).sum())
             for source in sources.values()
         )
         listed = sum(label != "" for label in table.values())
-        if not known:
+        if not labeled_only:
             raise ValueError(
                 f"{path}: none of the {listed} files that it labels is in {root}, the first is "
                 f"{next(filter(table.get, table), 'missing')}; need paths inside the folder, as "
                 f"a/b.jpg"
             )
-        if known < max(listed, images):
+        if labeled_only < max(listed, images):
             warnings.warn(
-                f"{path}: labels {listed} files, {known} of them among the {images} images of "
+                f"{path}: labels {listed} files, {labeled_only} of them among the {images} images of "
                 f"{root}; the other images are unlabeled",
                 stacklevel=3,
             )
     return {**sources}
 
 
-def train_and_held_out(
+def train_and_validation(
     spec: str, held_out: float | str, *, seed: int
 ) -> tuple[Source, Source | None]:
     """What to train on, and the images kept for judging it (None when there are none)."""
@@ -254,7 +261,7 @@ def train_and_held_out(
     if held_out in ("none", 0.0):
         return train, None
     if isinstance(held_out, float):
-        return hold_out(train, held_out, seed=seed)
+        return split_off(train, held_out, seed=seed)
     if held_out not in splits:
         raise ValueError(
             f"data.held_out: {spec} has no split {held_out!r}; it has "

@@ -12,7 +12,7 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from meanshift.data.source import Unreadable
+from meanshift.data.source import UnreadableSample
 
 SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .png .bmp .gif .tif .tiff .webp .ppm .pgm .pbm .pnm".split()
@@ -35,15 +35,15 @@ def read_image(
             with Image.open(file, formats=formats) as image:
                 _refuse_bomb(image, title)
                 pixels = np.array(to_rgb(ImageOps.exif_transpose(image)))
-    except Unreadable:
+    except UnreadableSample:
         raise
     except Image.DecompressionBombError as bomb:
-        raise Unreadable(title, str(bomb)) from None
+        raise UnreadableSample(title, str(bomb)) from None
     except Exception as error:  # decoders raise anything from OSError to struct.error
         why = f"{type(error).__name__}: {error}"
         if isinstance(file, io.BytesIO):  # its place in memory would make each run's words differ
             why = why.replace(repr(file), repr(title))
-        raise Unreadable(title, why) from None
+        raise UnreadableSample(title, why) from None
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
@@ -52,7 +52,7 @@ def _refuse_bomb(image: Image.Image, title: str) -> None:
     width, height = image.size
     most = Image.MAX_IMAGE_PIXELS
     if most is not None and width * height > most:
-        raise Unreadable(
+        raise UnreadableSample(
             title,
             f"{width} x {height} pixels, more than the {most} that are decoded (it could be a "
             f"decompression bomb)",

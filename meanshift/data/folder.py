@@ -12,7 +12,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from meanshift.data.decode import SUFFIXES, read_image
-from meanshift.data.source import Source, written
+from meanshift.data.source import Source, file_signature
 
 
 class FolderSource(Source):
@@ -55,7 +55,7 @@ class FolderSource(Source):
         return self.files[index].as_posix()
 
     def contents(self) -> str:
-        told = self.fingerprint() + written([self.root / file for file in self.files])
+        told = self.fingerprint() + file_signature([self.root / file for file in self.files])
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
     def read(self, index: int) -> UInt8[Tensor, "3 height width"]:

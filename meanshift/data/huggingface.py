@@ -19,7 +19,7 @@ from torch import Tensor
 
 from meanshift.data.decode import read_image
 from meanshift.data.shards import Local, Reading, Remote, base_name, split_of
-from meanshift.data.source import Source, Unreadable, order_by_blocks, written
+from meanshift.data.source import Source, UnreadableSample, block_order, file_signature
 
 _BUDGET = 256 << 20  # bytes of images that a process holds: how many row groups `order` may mix
 _LARGE = 512 << 20  # bytes of one row group that deserve a warning
@@ -54,7 +54,7 @@ class HubSource(Source):
             return read_image(io.BytesIO(content), title=self.title(index))
         if isinstance(held, dict) and held.get("path"):
             return read_image(Path(held["path"]))
-        raise Unreadable(self.title(index), "neither bytes nor the path of a file")
+        raise UnreadableSample(self.title(index), "neither bytes nor the path of a file")
 
     def fingerprint(self) -> str:
         """Numbers are no names: the beginnings of some hundred images are read as well."""
@@ -67,7 +67,9 @@ class HubSource(Source):
 
     def contents(self) -> str:
         files = [Path(held["filename"]) for held in self.images.cache_files]
-        return hashlib.sha256((self.fingerprint() + written(files)).encode()).hexdigest()[:16]
+        return hashlib.sha256((self.fingerprint() + file_signature(files)).encode()).hexdigest()[
+            :16
+        ]
 
 
 class StreamedSource(Source):
@@ -130,7 +132,7 @@ class StreamedSource(Source):
         return True
 
     def order(self, seed: int, epoch: int) -> Int[Tensor, " n"]:
-        return order_by_blocks(seed, epoch, self.rows, window=self.window)
+        return block_order(seed, epoch, self.rows, window=self.window)
 
     def title(self, index: int) -> str:
         number, _ = self.groups[int(torch.searchsorted(self.ends, index, right=True))]
@@ -142,7 +144,7 @@ class StreamedSource(Source):
         row = index - int(self.ends[block] - self.rows[block])
         content = self._block(block)[row].as_py()
         if content is None:
-            raise Unreadable(self.title(index), "no bytes in the Parquet file")
+            raise UnreadableSample(self.title(index), "no bytes in the Parquet file")
         return read_image(io.BytesIO(content), title=self.title(index))
 
     def _block(self, block: int) -> Any:

@@ -12,7 +12,7 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from meanshift.data.source import Source, Unreadable
+from meanshift.data.source import Source, UnreadableSample
 from meanshift.runtime import distributed, rng
 
 
@@ -64,7 +64,7 @@ def batches(
     An epoch ends with an incomplete batch where `partial` is wished, else it leaves it out. Of
     several processes each gets its part of every batch, one after another.
     """
-    steps = steps_an_epoch(source, batch_size, partial=partial)
+    steps = steps_per_epoch(source, batch_size, partial=partial)
     loader = DataLoader(
         _Reader(source, crop, seed),
         batch_size=None,
@@ -72,13 +72,13 @@ def batches(
         num_workers=0 if source.uniform else workers,
         prefetch_factor=2 if workers and not source.uniform else None,
         pin_memory=pin_memory,
-        worker_init_fn=leave_signals_to_the_run,
+        worker_init_fn=ignore_signals,
         generator=torch.Generator(),  # its base seed must not come from the global generator
     )
-    return served(loader)
+    return iterate(loader)
 
 
-def steps_an_epoch(source: Source, batch_size: int, *, partial: bool = False) -> int:
+def steps_per_epoch(source: Source, batch_size: int, *, partial: bool = False) -> int:
     """Whole batches in a source; an incomplete one is left to later epochs, or counts as well."""
     if partial:
         return -(-len(source) // batch_size)
@@ -90,7 +90,7 @@ def steps_an_epoch(source: Source, batch_size: int, *, partial: bool = False) ->
     return len(source) // batch_size
 
 
-def served(loader: DataLoader[Any]) -> Generator[Any, None, None]:
+def iterate(loader: DataLoader[Any]) -> Generator[Any, None, None]:
     """What a loader gives; its workers end with it, also when it ends in an error.
 
     Workers ignore the signals that would end them, so nobody may be left to wait for them.
@@ -102,7 +102,7 @@ def served(loader: DataLoader[Any]) -> Generator[Any, None, None]:
         getattr(items, "_shutdown_workers", lambda: None)()
 
 
-def leave_signals_to_the_run(_: int) -> None:
+def ignore_signals(_: int) -> None:
     """Ctrl-C and schedulers signal the whole group; a worker must outlive the step being saved."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -128,7 +128,7 @@ class _Steps(Sampler[Request]):
             if epoch != ordered:
                 order, ordered = self.source.order(self.seed, epoch), epoch
             ids = order[batch * self.batch_size : (batch + 1) * self.batch_size]
-            low, high = distributed.share(len(ids))
+            low, high = distributed.shard_range(len(ids))
             yield step, epoch, ids[low:high]
 
 
@@ -155,12 +155,12 @@ class _Reader(Dataset[Batch]):
         """The image, or a stand-in that depends on nothing but its id."""
         try:
             return index, self.source.read(index)
-        except Unreadable as error:
+        except UnreadableSample as error:
             bad.append((error.title, error.why))
         stand_ins = rng.bits(self.seed, 0, torch.tensor([index]), rng.REPLACEMENT, 64)[0]
         for candidate in (stand_ins % len(self.source)).tolist():
             try:
                 return candidate, self.source.read(candidate)
-            except Unreadable as error:
+            except UnreadableSample as error:
                 bad.append((error.title, error.why))
         return index, torch.full((3, 8, 8), 128, dtype=torch.uint8)  # the count will stop the run

@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms.v2 import functional as TF
 
-from meanshift.data.loader import leave_signals_to_the_run, served
-from meanshift.data.source import Source, Unreadable
+from meanshift.data.loader import ignore_signals, iterate
+from meanshift.data.source import Source, UnreadableSample
 from meanshift.runtime.progress import progress
-from meanshift.runtime.run_directory import alone, whole_file
+from meanshift.runtime.run_directory import atomic_writer, exclusive_lock
 
 _FORMAT = "meanshift pack 1"
 _FINISHED, _UNFINISHED = "pack.json", "unfinished.json"
@@ -67,7 +67,7 @@ class PackedSource(Source):
     def read(self, index: int) -> UInt8[Tensor, "3 height width"]:
         height, width = self.sizes[index].tolist()
         if not height:
-            raise Unreadable(*self.bad[str(index)])
+            raise UnreadableSample(*self.bad[str(index)])
         start = int(self.ends[index]) - 3 * height * width
         return self.pixels.as_strided((3, height, width), (1, 3 * width, 3), start)
 
@@ -129,7 +129,7 @@ def pack(
     try:
         finished = _begin(out, wanted)
         if not finished:
-            with alone(out / _UNFINISHED, "is packing into it", "another directory"):
+            with exclusive_lock(out / _UNFINISHED, "is packing into it", "another directory"):
                 for split, source in sources.items():
                     _fill(out / f"{split}.bin", source, side, workers)
                 _write(out / _FINISHED, json.dumps(wanted, indent=2).encode() + b"\n")
@@ -186,11 +186,11 @@ def _fill(file: Path, source: Source, side: int, workers: int) -> None:
             _Shrunk(source, side, start=len(rows)),
             batch_size=None,
             num_workers=0 if source.uniform else workers,
-            worker_init_fn=leave_signals_to_the_run,
+            worker_init_fn=ignore_signals,
             generator=torch.Generator(),  # its base seed must not come from the global generator
         )
         with progress(f"pack {file.stem}", len(source), unit="pic", start=len(rows)) as bar:
-            for content, more in served(loader):
+            for content, more in iterate(loader):
                 rows += more
                 waiting += b"".join(json.dumps(row).encode() + b"\n" for row in more)
                 unsettled += pixels.write(content.numpy().data)
@@ -246,7 +246,7 @@ class _Shrunk(Dataset[tuple[Tensor, list[Row]]]):
         for index in self.batches[batch].tolist():
             try:
                 image = self.source.read(index)
-            except Unreadable as error:
+            except UnreadableSample as error:
                 rows.append([0, 0, error.title, error.why])
                 continue
             if min(image.shape[1:]) > self.side:
@@ -282,5 +282,5 @@ def _told(file: Path) -> dict[str, Any] | None:
 
 
 def _write(file: Path, content: bytes) -> None:
-    with whole_file(file) as beside:
+    with atomic_writer(file) as beside:
         beside.write(content)

@@ -30,7 +30,7 @@ from torch import Tensor
 from meanshift.data.decode import SUFFIXES, read_image
 from meanshift.data.source import Source
 from meanshift.runtime.progress import progress
-from meanshift.runtime.run_directory import write_atomically
+from meanshift.runtime.run_directory import write_text
 
 WAITS = (0.5, 1.0, 2.0, 4.0)
 """Seconds before each further try of a request that failed."""
@@ -249,7 +249,7 @@ def _indexed(file: Local | Remote) -> dict[str, Any]:
     index = wanted | _walk(file)
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        write_atomically(kept, json.dumps(index, separators=(",", ":")))
+        write_text(kept, json.dumps(index, separators=(",", ":")))
     except OSError:  # a cache that cannot be written: the next start walks again
         pass
     return index

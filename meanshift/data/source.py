@@ -16,7 +16,7 @@ from torch import Tensor
 from meanshift.runtime import rng
 
 
-class Unreadable(Exception):
+class UnreadableSample(Exception):
     """An image that cannot be read: `title` names it, `why` says what is wrong with it."""
 
     def __init__(self, title: str, why: str) -> None:
@@ -65,11 +65,11 @@ class Source(ABC):
 
     def order(self, seed: int, epoch: int) -> Int[Tensor, " n"]:
         """The order in which an epoch visits the images: a pure function of its address."""
-        return rng.order(seed, epoch, len(self))
+        return rng.permutation(seed, epoch, len(self))
 
-    def take(self, indices: Int[Tensor, " m"]) -> Cut:
+    def take(self, indices: Int[Tensor, " m"]) -> Subset:
         """The same images, only these, in this order."""
-        return Cut(self, indices)
+        return Subset(self, indices)
 
     def contents(self) -> str:
         """Changes also when an image is written anew: what a cache of features depends on."""
@@ -86,7 +86,7 @@ class Source(ABC):
 
 
 @dataclass(eq=False)
-class Cut(Source):
+class Subset(Source):
     """A part of a source."""
 
     whole: Source
@@ -121,7 +121,7 @@ class Cut(Source):
     def order(self, seed: int, epoch: int) -> Int[Tensor, " n"]:
         """Its own, or where the whole has blocks, the whole's without the others' images."""
         if not self.blockwise:
-            return rng.order(seed, epoch, len(self))
+            return rng.permutation(seed, epoch, len(self))
         return self.whole.order(seed, epoch).argsort()[self.indices].argsort(stable=True)
 
     def fingerprint(self) -> str:
@@ -134,7 +134,7 @@ class Cut(Source):
         return hashlib.sha256(whole.encode() + self.indices.numpy().tobytes()).hexdigest()[:16]
 
 
-def order_by_blocks(
+def block_order(
     seed: int, epoch: int, sizes: Int[Tensor, " blocks"], *, window: int
 ) -> Int[Tensor, " n"]:
     """An epoch's order in which the images of only `window` blocks are mixed at a time.
@@ -142,7 +142,7 @@ def order_by_blocks(
     The blocks are shuffled, every `window` neighbors of them make a group, and each group's
     images are shuffled together.
     """
-    place = rng.order(seed, epoch, len(sizes)).argsort()
+    place = rng.permutation(seed, epoch, len(sizes)).argsort()
     group = (place // window).repeat_interleave(sizes)
     # The second word: the first one of an equal number has already placed a block.
     rank = rng.bits(seed, epoch, torch.arange(len(group)), rng.ORDER, 2)[:, 1]
@@ -150,14 +150,14 @@ def order_by_blocks(
     return mixed[group[mixed].argsort(stable=True)]
 
 
-def known(source: Source) -> Source:
+def labeled_only(source: Source) -> Source:
     """Only the images whose class is known."""
     assert source.labels is not None
     has = source.labels >= 0
     return source if bool(has.all()) else source.take(has.nonzero()[:, 0])
 
 
-def written(files: Sequence[Path]) -> str:
+def file_signature(files: Sequence[Path]) -> str:
     """Changes when one of these files is written anew or its like lies in its place.
 
     Sizes and dates tell, but archives of uncompressed images give all of them the same: the
@@ -203,7 +203,7 @@ def stratified(labels: Int[Tensor, " n"], count: int, *, seed: int) -> Int[Tenso
     return torch.cat(chosen).sort().values
 
 
-def hold_out(source: Source, share: float, *, seed: int) -> tuple[Cut, Cut]:
+def split_off(source: Source, share: float, *, seed: int) -> tuple[Subset, Subset]:
     """Cut a source in two, keeping the proportions of its classes: (the rest, the share)."""
     rank = rng.uniform(seed, 0, torch.arange(len(source)), rng.SPLIT, 1)[:, 0]
     labels = torch.zeros(len(source), dtype=torch.int64) if source.labels is None else source.labels

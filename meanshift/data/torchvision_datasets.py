@@ -14,7 +14,7 @@ from torch import Tensor
 
 from meanshift.data.arrays import ArraySource
 from meanshift.data.decode import to_rgb
-from meanshift.data.source import Source, Unreadable, written
+from meanshift.data.source import Source, UnreadableSample, file_signature
 
 # name: (torchvision's class, its arguments for training, for judging)
 _DATASETS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -109,7 +109,7 @@ class _DecodingSource(Source):
     def contents(self) -> str:
         """Numbers are no names: two splits can have as many images with the same labels."""
         files = files_of(self.dataset)
-        told = written(files) if files else repr(self.dataset)
+        told = file_signature(files) if files else repr(self.dataset)
         return hashlib.sha256((self.fingerprint() + told).encode()).hexdigest()[:16]
 
     def read(self, index: int) -> UInt8[Tensor, "3 height width"]:
@@ -119,4 +119,4 @@ class _DecodingSource(Source):
         except Exception as error:  # as for files: decoders raise anything
             files = files_of(self.dataset)
             title = str(files[index]) if files else self.title(index)
-            raise Unreadable(title, f"{type(error).__name__}: {error}") from None
+            raise UnreadableSample(title, f"{type(error).__name__}: {error}") from None

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from meanshift.data import open_source, same_classes, torchvision_datasets
 from meanshift.data.arrays import read_arrays
-from meanshift.data.source import Source, known
+from meanshift.data.source import Source, labeled_only
 from meanshift.runtime import rng
 
 Measure = Literal["top-1", "mean per class"]
 
 
-class NotThere(ValueError):
+class DatasetNotFound(ValueError):
     """A dataset that is not under the root: says what to fetch, from where, and where to put it."""
 
 
@@ -145,8 +145,8 @@ def task_of(name: str, spec: str, *, seed: int = 0) -> Task:
     if not whole.labeled:
         raise ValueError(f"{spec}: no labels; need a folder for each class, labels.csv or y_train")
     given = [part for part in ("val", "test") if part in splits and splits[part].labeled]
-    held = [known(same_classes(splits[part], whole)) for part in given]
-    train = known(whole)
+    held = [labeled_only(same_classes(splits[part], whole)) for part in given]
+    train = labeled_only(whole)
     classes, sizes = _labels(train).unique(return_counts=True)
     if len(classes) < 2:
         raise ValueError(f"{spec}: all images are of one class; need two classes or more")
@@ -197,7 +197,7 @@ def _place(name: str, entry: Entry, root: Path) -> Path:
     if folder.is_dir() or (small and arrays.is_file()):
         return folder if folder.is_dir() else arrays
     also = f", or that {arrays} holds x_train, y_train, x_test and y_test" if small else ""
-    raise NotThere(
+    raise DatasetNotFound(
         f"{name}: nothing at {folder}; get {entry.archives} from {entry.page} and unpack so that "
         f"{folder} holds {entry.holds}{also}; nothing is downloaded by itself"
     )

@@ -17,7 +17,7 @@ from PIL import ExifTags, Image
 from torch import Tensor
 
 from meanshift.data.decode import read_image
-from meanshift.data.source import written
+from meanshift.data.source import file_signature
 
 LAYOUT = """need VOCdevkit/VOC2007 with Annotations, JPEGImages, ImageSets/Main/trainval.txt and \
 test.txt (and VOC2012 beside it, to train on both): unpack VOCtrainval_06-Nov-2007.tar, \
@@ -73,7 +73,7 @@ class Boxes:
         for one in self.images:
             told = (one.title, one.size, one.labels.tolist(), one.difficult.tolist())
             digest.update(repr(told).encode("utf-8", "replace") + one.boxes.numpy().tobytes())
-        digest.update(written([one.file for one in self.images]).encode())
+        digest.update(file_signature([one.file for one in self.images]).encode())
         return digest.hexdigest()[:16]
 
 

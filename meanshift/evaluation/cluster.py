@@ -10,12 +10,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from meanshift.evaluation.context import Result, Subject
+from meanshift.evaluation.context import EvaluationContext, Result
 from meanshift.runtime import rng
 
 
 def evaluate(
-    subject: Subject, *, clusters: int = 0, iterations: int = 20, restarts: int = 0
+    subject: EvaluationContext, *, clusters: int = 0, iterations: int = 20, restarts: int = 0
 ) -> Result:
     """Cluster the training images into as many groups as there are classes (or `clusters`)."""
     if not clusters and subject.sources[1] is None:
@@ -92,7 +92,7 @@ def kmeans(
         )
     device, best = device or features.device, None
     for start in range(restarts):
-        centers = _starts(features, clusters, rng.seed_of(seed, start, rng.PROBE)).to(device)
+        centers = _starts(features, clusters, rng.derive_seed(seed, start, rng.PROBE)).to(device)
         before = None
         for turn in range(iterations + 1):
             parts, far = [], []
@@ -127,7 +127,7 @@ def kmeans(
 
 def _starts(features: Tensor, clusters: int, seed: int) -> Tensor:
     """Greedy k-means++ on a sample of the rows: of some candidates the one that helps most."""
-    chosen = rng.choose(seed, len(features), max(5_000, 8 * clusters), rng.PROBE)
+    chosen = rng.choice(seed, len(features), max(5_000, 8 * clusters), rng.PROBE)
     rows, tries = F.normalize(features[chosen], dim=1), 2 + int(math.log(clusters))
     draws = rng.uniform(seed, 1, torch.arange(clusters), rng.PROBE, tries)
     picked = [int(draws[0, 0] * len(rows))]

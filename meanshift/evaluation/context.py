@@ -17,23 +17,23 @@ from torch import Tensor, nn
 
 from meanshift.config import Config
 from meanshift.data import (
-    Cut,
     Source,
-    hold_out,
-    known,
+    Subset,
+    labeled_only,
     open_source,
     same_classes,
-    train_and_held_out,
+    split_off,
+    train_and_validation,
 )
-from meanshift.models.features import extract, stored
-from meanshift.models.weights import Pixels, Weights, fingerprint
+from meanshift.models.features import cached_features, extract_features
+from meanshift.models.weights import RawPixels, Weights, fingerprint
 from meanshift.runtime import rng
 from meanshift.runtime.device import pick_device, pick_precision
-from meanshift.runtime.run_directory import Journal, environment, whole_file
+from meanshift.runtime.run_directory import RunDirectory, atomic_writer, environment
 
 
 @dataclass(frozen=True)
-class Part:
+class FeatureSet:
     """Images that could be read and their frozen features, row by row."""
 
     source: Source
@@ -44,10 +44,10 @@ class Part:
         assert self.source.labels is not None
         return self.source.labels
 
-    def take(self, cut: Cut) -> Part:
+    def take(self, cut: Subset) -> FeatureSet:
         """A cut of this part's source, with its rows."""
         assert cut.whole is self.source
-        return Part(cut, self.features[cut.indices])
+        return FeatureSet(cut, self.features[cut.indices])
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Result:
     """what its card says beside or instead of the usual"""
 
 
-class Judged:
+class EncoderContext:
     """Frozen weights, where their results belong, and how they are computed."""
 
     def __init__(
@@ -93,9 +93,9 @@ class Judged:
     def fingerprint(self) -> str:
         return fingerprint(self.backbone)
 
-    def part(self, source: Source, *, resize: int = 0, bicubic: bool = False) -> Part:
+    def part(self, source: Source, *, resize: int = 0, bicubic: bool = False) -> FeatureSet:
         """Features of a source, extracted once; without the images that cannot be read."""
-        features, kept = stored(
+        features, kept = cached_features(
             self.backbone,
             source,
             weights=self.fingerprint,
@@ -107,12 +107,12 @@ class Judged:
             precision=self.precision,
             workers=self.workers,
         )
-        return Part(source if len(kept) == len(source) else source.take(kept), features)
+        return FeatureSet(source if len(kept) == len(source) else source.take(kept), features)
 
-    def parts(self, *sources: Source, resize: int = 0, bicubic: bool = False) -> list[Part]:
+    def parts(self, *sources: Source, resize: int = 0, bicubic: bool = False) -> list[FeatureSet]:
         """Features of several parts: of their whole, to be shared, where they are most of it."""
         based = [_based(source) for source in sources]
-        made: dict[int, Part] = {}
+        made: dict[int, FeatureSet] = {}
         for base, _ in based:
             used = sum(len(rows) for other, rows in based if other is base)
             if id(base) not in made and used >= 0.9 * len(base):
@@ -127,7 +127,7 @@ class Judged:
             _, read = _based(whole.source)
             place[read] = torch.arange(len(read))
             kept = place[rows] >= 0
-            found.append(Part(base.take(rows[kept]), whole.features[place[rows[kept]]]))
+            found.append(FeatureSet(base.take(rows[kept]), whole.features[place[rows[kept]]]))
         return found
 
     def card(self, result: Result) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class Judged:
         results = self.home / "results"
         results.mkdir(parents=True, exist_ok=True)
         if result.arrays:
-            with whole_file(results / f"{name}.npz", shared=True) as file:
+            with atomic_writer(results / f"{name}.npz", shared=True) as file:
                 np.savez_compressed(file, **result.arrays)
         if result.image is not None:
             from meanshift.viz import style
@@ -172,10 +172,10 @@ class Judged:
                 result.image, results / name, title=title, text=result.text, suffixes=[".png"]
             )
         whole: Mapping[str, Any] = {"figures": result.figures, "card": self.card(result)}
-        return Journal(self.home).save_result(name, whole)
+        return RunDirectory(self.home).save_result(name, whole)
 
 
-class Subject(Judged):
+class EvaluationContext(EncoderContext):
     """Frozen weights on the images of a source. Features are made once, whoever asks first.
 
     >>> from meanshift.evaluation import knn
@@ -189,7 +189,7 @@ class Subject(Judged):
         weights: Weights,
         data: str | None = None,
         *,
-        like: Subject | None = None,
+        like: EvaluationContext | None = None,
         labels: Path | None = None,
         split: str = "",
         seed: int | None = None,
@@ -216,15 +216,15 @@ class Subject(Judged):
         words += [f"seed{self.seed}"] if self.seed != usual else []
         self.name = "-".join(filter(None, words))
         self.labels_file = labels
-        if isinstance(self.backbone, Pixels):
+        if isinstance(self.backbone, RawPixels):
             self.backbone.center(self._mean_pixels())
 
     @functools.cached_property
-    def train(self) -> Part:
+    def train(self) -> FeatureSet:
         return self.part(self.sources[0])
 
     @functools.cached_property
-    def test(self) -> Part:
+    def test(self) -> FeatureSet:
         if self.sources[1] is None:
             raise ValueError(
                 f"{self.data}: no labels, so nothing to judge by; give class folders, a CSV with "
@@ -241,14 +241,16 @@ class Subject(Judged):
     def _mean_pixels(self) -> Tensor:
         """The mean of (some thousand) training images."""
         train = self.sources[0]
-        some = train.take(rng.choose(0, len(train), 10_000, rng.PROBE))
+        some = train.take(rng.choice(0, len(train), 10_000, rng.PROBE))
         size, resize = self.image_size, self.resize
-        rows = extract(self.backbone, some, image_size=size, resize=resize, device=self.device)
+        rows = extract_features(
+            self.backbone, some, image_size=size, resize=resize, device=self.device
+        )
         return rows.mean(0)
 
     def told(self) -> dict[str, Any]:
         asked = [name for name in ("train", "test") if name in self.__dict__]  # and so made
-        parts: dict[str, Part] = {name: getattr(self, name) for name in asked}
+        parts: dict[str, FeatureSet] = {name: getattr(self, name) for name in asked}
         whole = dict(zip(("train", "test"), self.sources, strict=True))
         return {
             "data": self.data,
@@ -262,12 +264,12 @@ class Subject(Judged):
 def _based(source: Source) -> tuple[Source, Int[Tensor, " n"]]:
     """What a source is cut from in the end, and which of its images it holds."""
     rows = torch.arange(len(source))
-    while isinstance(source, Cut):
+    while isinstance(source, Subset):
         rows, source = source.indices[rows], source.whole
     return source, rows
 
 
-def _held(subject: Subject) -> str:
+def _held(subject: EvaluationContext) -> str:
     """Which images are judged on."""
     test = subject.sources[1]
     return "" if test is None else test.fingerprint()
@@ -293,19 +295,19 @@ def _parts(
         usable = ", ".join(name for name in splits if splits[name].labeled) or "only train"
         raise ValueError(f"--split: {spec} has no labeled split {split!r}; it has {usable}")
     if own and not split and train is whole:
-        first, held = train_and_held_out(spec, own.data.held_out, seed=seed)  # as the run did
-        if isinstance(first, Cut) and isinstance(held, Cut):
+        first, held = train_and_validation(spec, own.data.held_out, seed=seed)  # as the run did
+        if isinstance(first, Subset) and isinstance(held, Subset):
             parts = whole.take(first.indices), whole.take(held.indices)
             if all(part.labeled for part in parts):
                 told = f"held out as in the run, {own.data.held_out}, seed {seed}"
-                return (known(parts[0]), known(parts[1])), told
+                return (labeled_only(parts[0]), labeled_only(parts[1])), told
         split = str(own.data.held_out) if own.data.held_out in splits else ""
         seen = "; the run has seen them unlabeled" if held is None else ""
     name = split or next((name for name in splits if splits[name].labeled), "")
     if name:
         test = same_classes(splits[name], train)
-        return (known(train), known(test)), f"the source's own train and {name}"
-    train = known(train)
+        return (labeled_only(train), labeled_only(test)), f"the source's own train and {name}"
+    train = labeled_only(train)
     share = 0.1 if len(train) >= 100 else 0.25
     told = f"{share:.0%} held out, stratified, seed {seed}{seen}"
-    return hold_out(train, share, seed=seed), told
+    return split_off(train, share, seed=seed), told

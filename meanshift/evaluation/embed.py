@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from meanshift.data import Source, open_source
-from meanshift.models.features import stored
+from meanshift.models.features import cached_features
 from meanshift.models.weights import Weights, fingerprint
 from meanshift.runtime import distributed
 from meanshift.runtime.device import pick_device, pick_precision
-from meanshift.runtime.run_directory import whole_file
+from meanshift.runtime.run_directory import atomic_writer
 
 _ROWS = 16_384  # written at a time
 
@@ -49,7 +49,7 @@ def embed(
     where = pick_device(device)
     parts = []
     for split, part in open_source(source, labels=labels).items():
-        features, kept = stored(
+        features, kept = cached_features(
             network.to(where),
             part,
             weights=fingerprint(network),
@@ -61,7 +61,7 @@ def embed(
             workers=workers,
         )
         parts.append((split, part, features, kept))
-    with distributed.together():
+    with distributed.fail_together():
         if distributed.rank() == 0:
             _write(out, parts)
     return sum(len(kept) for *_, kept in parts), parts[0][2].shape[1]
@@ -73,7 +73,7 @@ _Part = tuple[str, Source, Tensor, Tensor]
 def _write(out: Path, parts: list[_Part]) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with whole_file(out) as file:
+        with atomic_writer(out) as file:
             (_write_npz if out.suffix == ".npz" else _write_parquet)(file, parts)
     except OSError as error:
         raise OSError(f"{out}: could not be written ({error}); make room and try again") from error

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from meanshift.data import Source
-from meanshift.evaluation.context import Result, Subject
-from meanshift.models.features import extract
-from meanshift.ops.shortlist import Shortlist
-from meanshift.ops.topk import in_order, nearest
+from meanshift.evaluation.context import EvaluationContext, Result
+from meanshift.models.features import extract_features
+from meanshift.ops.topk import nearest_neighbors, sort_neighbors
 from meanshift.runtime import distributed, rng
 
 CHUNK, ROWS, BYTES = 2500, 65_536, 32 * 2**20
@@ -21,7 +20,7 @@ CHUNK, ROWS, BYTES = 2500, 65_536, 32 * 2**20
 
 
 def evaluate(
-    subject: Subject, *, ks: Sequence[int] | None = None, temperature: float = 0.0
+    subject: EvaluationContext, *, ks: Sequence[int] | None = None, temperature: float = 0.0
 ) -> Result:
     """Accuracy for each k; a temperature above 0 weighs the votes by exp(similarity / it)."""
     test, train = subject.test, subject.train  # in this order: it says what is missing at once
@@ -72,7 +71,7 @@ def knn_accuracy(
         )
     classes = int(torch.cat([train_labels, test_labels]).max()) + 1
     right = {(k, top): 0 for k in ks for top in ([1, 5] if top5 and k >= 5 else [1])}
-    judged, own = len(test), slice(*distributed.share(len(test)))
+    judged, own = len(test), slice(*distributed.shard_range(len(test)))
     test, test_labels = test[own], test_labels[own]
     found = neighbors(train, test, most, chunk=chunk, device=device)
     for (slots, similarity), truth in zip(found, test_labels.split(chunk), strict=True):
@@ -84,7 +83,7 @@ def knn_accuracy(
             if (k, 5) in right:
                 right[k, 5] += int(ranked.any(1).sum())
     names = [f"{k}-NN" + (" top-5" if top == 5 else "") for k, top in right]
-    counts = distributed.summed(torch.tensor(list(right.values())))
+    counts = distributed.all_sum(torch.tensor(list(right.values())))
     return {name: 100 * n / judged for name, n in zip(names, counts.tolist(), strict=True)}
 
 
@@ -107,20 +106,16 @@ def neighbors(
     for start in range(0, len(train), ROWS):
         rows = F.normalize(train[start : start + ROWS].to(device), dim=1)
         most = min(count + 8, len(rows))
-        short = Shortlist.of(rows, queries, most, chunk_bytes=BYTES)
         for which, part in enumerate(queries):
-            if short is not None:
-                found = short.nearest(part, most)
-            else:
-                found = nearest(part, rows, most, chunk_bytes=BYTES)
+            found = nearest_neighbors(part, rows, most, chunk_bytes=BYTES)
             slots, similarity = found[0], _told_apart(part, rows, *found)
             slots += start
             if start:
                 slots = torch.cat([best[which][0], slots], 1)
                 similarity = torch.cat([best[which][1], similarity], 1)
-                best[which] = in_order(slots, similarity, count)
+                best[which] = sort_neighbors(slots, similarity, count)
             else:
-                best.append(in_order(slots, similarity, count))
+                best.append(sort_neighbors(slots, similarity, count))
     return ((slots.cpu(), similarity.cpu()) for slots, similarity in best)
 
 
@@ -165,14 +160,14 @@ class KNNMonitor:
     def __init__(
         self, train: Source, held_out: Source, *, image_size: int, most: int = 10_000
     ) -> None:
-        self.train = train.take(rng.choose(0, len(train), most, rng.PROBE))
-        self.held_out = held_out.take(rng.choose(0, len(held_out), most, rng.PROBE))
+        self.train = train.take(rng.choice(0, len(train), most, rng.PROBE))
+        self.held_out = held_out.take(rng.choice(0, len(held_out), most, rng.PROBE))
         self.image_size = image_size
 
     def __call__(self, backbone: nn.Module) -> dict[str, float]:
         device = next(backbone.parameters(), torch.empty(0)).device
         parts = [
-            extract(backbone, part, image_size=self.image_size, device=device)
+            extract_features(backbone, part, image_size=self.image_size, device=device)
             for part in (self.train, self.held_out)
         ]
         assert self.train.labels is not None and self.held_out.labels is not None

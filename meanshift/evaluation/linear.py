@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from meanshift.data import hold_out
-from meanshift.evaluation.context import Result, Subject
-from meanshift.evaluation.linear_probe import Recipe, fit_layers
+from meanshift.data import split_off
+from meanshift.evaluation.context import EvaluationContext, Result
+from meanshift.evaluation.linear_probe import ProbeSettings, fit_layers
 
 SWEEP = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 def evaluate(
-    subject: Subject,
+    subject: EvaluationContext,
     *,
-    recipe: Recipe | None = None,
+    recipe: ProbeSettings | None = None,
     cached: bool = False,
     sweep: Sequence[float] = (),
 ) -> Result:
@@ -25,13 +25,13 @@ def evaluate(
     `cached` trains on un-augmented features, extracted once. `sweep` chooses the learning rate on a
     tenth of the training images, never on the test images.
     """
-    recipe, test, train = recipe or Recipe(), subject.test, subject.train
+    recipe, test, train = recipe or ProbeSettings(), subject.test, subject.train
     name = "linear" + ("-cached" if cached else "") + ("-swept" if sweep else recipe.tag)
     settings: dict[str, Any] = {
         "views": "none: features extracted once" if cached else "crop 0.08-1, flip"
     }
     if sweep:
-        rest, held = (train.take(cut) for cut in hold_out(train.source, 0.1, seed=subject.seed))
+        rest, held = (train.take(cut) for cut in split_off(train.source, 0.1, seed=subject.seed))
         chosen = fit_layers(subject, rest, held, recipe=recipe, cached=cached, lrs=sweep)
         best = max(range(len(sweep)), key=lambda which: chosen.last(which)[0])
         recipe = replace(recipe, lr=sweep[best])

@@ -15,22 +15,22 @@ from torch.nn import functional as F
 
 from meanshift.config import Views
 from meanshift.data import Source
-from meanshift.data.loader import batches, steps_an_epoch
-from meanshift.evaluation.context import Part, Subject
+from meanshift.data.loader import batches, steps_per_epoch
+from meanshift.evaluation.context import EvaluationContext, FeatureSet
 from meanshift.models.encoder import memory_format
-from meanshift.models.features import judged
+from meanshift.models.features import eval_mode
 from meanshift.runtime import checkpoint, rng
 from meanshift.runtime.device import autocast
 from meanshift.runtime.progress import progress
 from meanshift.transforms.augment import TwoViews
-from meanshift.transforms.eval import PREPARED
+from meanshift.transforms.eval import TRANSFORM_VERSION
 
 VIEWS = Views(same_view=True, online="weak", crop_area=(0.08, 1.0))
 """What the layer is trained on: a crop of 8% to 100% of the area, and a flip."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class ProbeSettings:
     """The paper's; the rate falls to a tenth after each of the milestones."""
 
     lr: float = 0.01
@@ -47,16 +47,16 @@ class Recipe:
             )
 
     @staticmethod
-    def of(epochs: int, lr: float) -> Recipe:
+    def of(epochs: int, lr: float) -> ProbeSettings:
         """The paper's in more or fewer epochs: the rate falls after 3/8 and 3/4 of them."""
         milestones = tuple(max(1, round(share * epochs)) for share in (3 / 8, 3 / 4))
-        return Recipe(lr=lr, epochs=epochs, milestones=milestones)
+        return ProbeSettings(lr=lr, epochs=epochs, milestones=milestones)
 
     @property
     def tag(self) -> str:
         """What a result's name adds when this is not the paper's recipe."""
-        epochs = "" if self.epochs == Recipe.epochs else f"-{self.epochs}-epochs"
-        return epochs + ("" if self.lr == Recipe.lr else f"-lr-{self.lr:g}")
+        epochs = "" if self.epochs == ProbeSettings.epochs else f"-{self.epochs}-epochs"
+        return epochs + ("" if self.lr == ProbeSettings.lr else f"-lr-{self.lr:g}")
 
     def factor(self, epoch: int) -> float:
         """What the rate is multiplied with in an epoch, counted from 0."""
@@ -90,13 +90,13 @@ def cached_stream(
     features: Float[Tensor, "n features"],
     labels: Int[Tensor, " n"],
     *,
-    recipe: Recipe,
+    recipe: ProbeSettings,
     seed: int,
     device: torch.device,
 ) -> Stream:
     """The same features in every epoch, in a new order."""
     for epoch in range(recipe.epochs):
-        for chosen in rng.order(seed, epoch, len(labels)).split(recipe.batch_size):
+        for chosen in rng.permutation(seed, epoch, len(labels)).split(recipe.batch_size):
             yield epoch, features[chosen].to(device), labels[chosen].to(device)
 
 
@@ -104,7 +104,7 @@ def augmented_stream(
     backbone: nn.Module,
     source: Source,
     *,
-    recipe: Recipe,
+    recipe: ProbeSettings,
     image_size: int,
     seed: int,
     device: torch.device,
@@ -114,7 +114,7 @@ def augmented_stream(
 ) -> Stream:
     """Features of a new view of each image in every epoch, from epoch `start` on."""
     views, layout = TwoViews(VIEWS, seed, image_size), memory_format(backbone)
-    steps = steps_an_epoch(source, recipe.batch_size, partial=True)
+    steps = steps_per_epoch(source, recipe.batch_size, partial=True)
     for batch in batches(
         source,
         views.crop,
@@ -129,7 +129,7 @@ def augmented_stream(
         batch = batch.to(device)
         view, _ = views.finish(batch.images, batch.epoch, batch.ids)
         view = view.contiguous(memory_format=layout)
-        with judged(backbone), torch.no_grad(), autocast(device, precision):
+        with eval_mode(backbone), torch.no_grad(), autocast(device, precision):
             features = backbone(view).float()
         assert batch.labels is not None
         yield batch.epoch, features, batch.labels
@@ -158,7 +158,7 @@ def train_layers(
     test_labels: Int[Tensor, " m"],
     *,
     classes: int,
-    recipe: Recipe,
+    recipe: ProbeSettings,
     lrs: Sequence[float],
     seed: int,
     device: torch.device,
@@ -173,7 +173,7 @@ def train_layers(
     """
     standardize = standardize.to(device)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rng.seed_of(seed, 0, rng.INITIAL))
+        torch.manual_seed(rng.derive_seed(seed, 0, rng.INITIAL))
         first = nn.Linear(len(standardize.get_buffer("mean")), classes)
     heads = nn.ModuleList([nn.Linear(first.in_features, classes) for _ in lrs])
     for head in heads:
@@ -220,11 +220,11 @@ def train_layers(
 
 
 def fit_layers(
-    subject: Subject,
-    train: Part,
-    test: Part,
+    subject: EvaluationContext,
+    train: FeatureSet,
+    test: FeatureSet,
     *,
-    recipe: Recipe,
+    recipe: ProbeSettings,
     cached: bool,
     lrs: Sequence[float] = (),
     seed: int | None = None,
@@ -237,7 +237,7 @@ def fit_layers(
         stream = cached_stream(train.features, train.labels, **options)
     else:
         told = [subject.fingerprint, train.source.contents(), test.source.contents()]
-        prepared = [PREPARED, subject.image_size, subject.resize, subject.precision]
+        prepared = [TRANSFORM_VERSION, subject.image_size, subject.resize, subject.precision]
         key = repr([*told, *prepared, recipe, seed, list(lrs)])
         name = f"layers-{hashlib.sha256(key.encode()).hexdigest()[:16]}.pt"
         path, start = _kept(subject.home / "features" / name)
@@ -287,7 +287,7 @@ def accuracy(
 ) -> tuple[float, float]:
     """Top-1 and top-5 in percent."""
     device, first, five = next(head.parameters()).device, 0, 0
-    with judged(head):
+    with eval_mode(head):
         for part, truth in zip(features.split(chunk), labels.split(chunk), strict=True):
             scores = head(standardize(part.to(device)))
             ranked = scores.topk(min(5, scores.shape[1])).indices.cpu() == truth[:, None]

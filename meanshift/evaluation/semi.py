@@ -16,16 +16,16 @@ from torch.nn import functional as F
 
 from meanshift.data import stratified
 from meanshift.data.loader import batches
-from meanshift.evaluation.context import Part, Result, Subject
+from meanshift.evaluation.context import EvaluationContext, FeatureSet, Result
 from meanshift.evaluation.linear_probe import (
     VIEWS,
-    Recipe,
+    ProbeSettings,
     Standardize,
     accuracy,
     fit_layers,
 )
 from meanshift.models.encoder import memory_format
-from meanshift.models.features import extract
+from meanshift.models.features import extract_features
 from meanshift.runtime import rng
 from meanshift.runtime.device import autocast
 from meanshift.runtime.progress import progress
@@ -33,7 +33,7 @@ from meanshift.transforms.augment import TwoViews
 
 
 def evaluate(
-    subject: Subject,
+    subject: EvaluationContext,
     *,
     fractions: Sequence[float] = (),
     counts: Sequence[int] = (),
@@ -41,7 +41,7 @@ def evaluate(
     seeds: int = 1,
     cached: bool = False,
     fine_tune: bool = False,
-    recipe: Recipe | None = None,
+    recipe: ProbeSettings | None = None,
 ) -> Result:
     """Top-1 and top-5 for each cut (1% and 10% unless said otherwise), the mean over seeds.
 
@@ -50,7 +50,7 @@ def evaluate(
     """
     if seeds < 1:
         raise ValueError(f"semi: got {seeds} seeds, need 1 or more")
-    recipe, test, train = recipe or Recipe(), subject.test, subject.train
+    recipe, test, train = recipe or ProbeSettings(), subject.test, subject.train
     if not (fractions or counts or lists):
         fractions = (0.01, 0.1)
     sizes = {f"{100 * share:g}%": _share(share, len(train.source)) for share in fractions}
@@ -94,7 +94,7 @@ def _share(fraction: float, size: int) -> int:
     return round(fraction * size)
 
 
-def _listed(path: Path, train: Part) -> torch.Tensor:
+def _listed(path: Path, train: FeatureSet) -> torch.Tensor:
     """The training images that a list names, by their path in the source or their file's name."""
     try:
         wanted = path.read_text().split("\n")
@@ -116,12 +116,12 @@ def _listed(path: Path, train: Part) -> torch.Tensor:
 
 
 def _fine_tune(
-    subject: Subject, train: Part, recipe: Recipe, seed: int, title: str
+    subject: EvaluationContext, train: FeatureSet, recipe: ProbeSettings, seed: int, title: str
 ) -> tuple[float, float]:
     """The whole network on the few labels, from a copy: the judged one is left as it is."""
     device, size = subject.device, subject.image_size
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rng.seed_of(seed, 0, rng.INITIAL))
+        torch.manual_seed(rng.derive_seed(seed, 0, rng.INITIAL))
         layer = nn.Linear(train.features.shape[1], subject.classes)
     backbone = copy.deepcopy(subject.backbone)
     network = nn.Sequential(backbone, Standardize(train.features), layer).to(device).train()
@@ -148,7 +148,7 @@ def _fine_tune(
             workers=subject.workers,
             pin_memory=device.type == "cuda",
         ):
-            torch.manual_seed(rng.seed_of(seed, batch.step, rng.NETWORK))  # dropout's address
+            torch.manual_seed(rng.derive_seed(seed, batch.step, rng.NETWORK))  # dropout's address
             batch = batch.to(device)
             optimizer.param_groups[0]["lr"] = recipe.lr * recipe.factor(batch.epoch)
             view, _ = views.finish(batch.images, batch.epoch, batch.ids)
@@ -161,7 +161,7 @@ def _fine_tune(
             optimizer.step()
             bar.update()
     bar.close()
-    features = extract(
+    features = extract_features(
         backbone,
         subject.test.source,
         image_size=size,

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from meanshift.data.transfer_datasets import NAMES, Measure, Task
-from meanshift.evaluation.context import Judged, Part, Result
+from meanshift.evaluation.context import EncoderContext, FeatureSet, Result
 from meanshift.ops.logistic_regression import PENALTIES, Layer, Problem
 from meanshift.runtime.progress import progress
 
@@ -33,7 +33,7 @@ PAPER: dict[str, tuple[float, ...]] = {  # ResNet-50 at 224, in the order of `NA
 BAD_SHARE = 0.01  # of a part's images that may be unreadable
 
 
-def evaluate(judged: Judged, task: Task) -> Result:
+def evaluate(judged: EncoderContext, task: Task) -> Result:
     """The paper's figure of one dataset; the test images are looked at once, at the end."""
     size = judged.image_size
     train, val, test = judged.parts(
@@ -73,7 +73,11 @@ def evaluate(judged: Judged, task: Task) -> Result:
 
 
 def _choose(
-    judged: Judged, task: Task, train: Part, val: Part, classes: Int[Tensor, " classes"]
+    judged: EncoderContext,
+    task: Task,
+    train: FeatureSet,
+    val: FeatureSet,
+    classes: Int[Tensor, " classes"],
 ) -> tuple[Layer, list[float]]:
     """The layer that does best on validation, of equals the strongest penalty; all accuracies."""
     rows, best, found = train.features.to(judged.device), None, list[float]()

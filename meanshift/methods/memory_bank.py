@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from meanshift.ops.topk import CHUNK_BYTES, in_order, settled
+from meanshift.ops.topk import CHUNK_BYTES, exact_neighbors, sort_neighbors
 from meanshift.runtime import distributed
 
 
@@ -52,7 +52,7 @@ class MemoryBank(nn.Module):
                 f"a bank of {size} rows for {distributed.world_size()} processes; need a row each: "
                 f"raise method.bank_size, or keep it whole with method.bank_layout replicated"
             )
-        self.first, self.last = distributed.share(size) if self.sharded else (0, size)
+        self.first, self.last = distributed.shard_range(size) if self.sharded else (0, size)
         generator = torch.Generator().manual_seed(seed)
         rows = torch.empty(self.last - self.first, dim, dtype=dtype)
         for start in range(0, size, 65_536):  # in parts, so that no second bank is ever in memory
@@ -81,7 +81,7 @@ class MemoryBank(nn.Module):
         labels: Int[Tensor, " batch"] | None = None,
     ) -> Int[Tensor, " batch"]:
         """Write a batch over the oldest rows and return the slots it took."""
-        counts = distributed.lengths(len(embeddings))
+        counts = distributed.all_lengths(len(embeddings))
         count, before = sum(counts), sum(counts[: distributed.rank()])
         if count > self.size:
             raise ValueError(
@@ -90,8 +90,8 @@ class MemoryBank(nn.Module):
             )
         unknown = self.ids.new_full((len(embeddings),), -1)
         about = torch.stack([unknown if t is None else t.to(unknown) for t in (ids, labels)], 1)
-        rows = distributed.rows_of_all(embeddings.to(self.rows.dtype), counts)
-        about = distributed.rows_of_all(about, counts)
+        rows = distributed.all_gather_rows(embeddings.to(self.rows.dtype), counts)
+        about = distributed.all_gather_rows(about, counts)
         slots = (torch.arange(count, device=self.rows.device) + self.written) % self.size
         own: slice | Tensor = slice(None)
         if self.sharded:  # which are ours is known without asking the device
@@ -122,15 +122,15 @@ class MemoryBank(nn.Module):
         size of the bank, and autograd sees none of it.
         """
         searched = self.filled if filled_only else self.size
-        counts = distributed.lengths(len(queries)) if self.sharded else []
+        counts = distributed.all_lengths(len(queries)) if self.sharded else []
         if self.sharded:  # every query goes round
-            queries = distributed.rows_of_all(queries, counts)
+            queries = distributed.all_gather_rows(queries, counts)
             leave_out, skip_ids = (
-                t if t is None else distributed.rows_of_all(t, counts)
+                t if t is None else distributed.all_gather_rows(t, counts)
                 for t in (leave_out, skip_ids)
             )
         held = max(0, min(searched, self.last) - self.first)
-        slots, similarity = settled(
+        slots, similarity = exact_neighbors(
             queries,
             self.rows[:held],
             count,
@@ -149,11 +149,11 @@ class MemoryBank(nn.Module):
         """What all shards found for the queries of this process, as one search would have."""
         own, world = counts[distributed.rank()], len(counts)
         found = [
-            distributed.exchanged(held, counts, [own] * world).view(world, own, held.shape[1])
+            distributed.all_to_all(held, counts, [own] * world).view(world, own, held.shape[1])
             for held in (slots, similarity)
         ]
         slots, similarity = (held.transpose(0, 1).flatten(1) for held in found)
-        return in_order(slots, similarity, slots.shape[1] // world)
+        return sort_neighbors(slots, similarity, slots.shape[1] // world)
 
     @torch.no_grad()
     def look_up(
@@ -169,11 +169,11 @@ class MemoryBank(nn.Module):
         owner = torch.bucketize(asked, ends.to(asked.device), right=True)
         order = owner.argsort(stable=True)
         out = [int(n) for n in owner.bincount(minlength=world).tolist()]  # here a GPU is waited for
-        come = distributed.swapped(out)
-        wanted = distributed.exchanged(asked[order], out, come) - self.first
+        come = distributed.all_to_all_counts(out)
+        wanted = distributed.all_to_all(asked[order], out, come) - self.first
         back = order.argsort()
         rows, ids, labels = (
-            distributed.exchanged(held[wanted], come, out)[back]
+            distributed.all_to_all(held[wanted], come, out)[back]
             for held in (self.rows, self.ids, self.labels)
         )
         shape = slots.shape

@@ -24,7 +24,7 @@ from meanshift.runtime import distributed
 
 
 @dataclass(frozen=True)
-class Step:
+class StepOutput:
     """What one step tells; only `loss` carries a gradient, and nothing waits for the device."""
 
     loss: Float[Tensor, ""]
@@ -93,7 +93,7 @@ class MeanShift(nn.Module):
         *,
         ids: Int[Tensor, " batch"] | None = None,
         labels: Int[Tensor, " batch"] | None = None,
-    ) -> Step:
+    ) -> StepOutput:
         """One step of the paper, up to the loss; in eval mode the bank is only searched."""
         if self.symmetric:
             return self._both_ways(online_view, target_view, ids, labels)
@@ -108,14 +108,14 @@ class MeanShift(nn.Module):
         *,
         ids: Int[Tensor, " batch"] | None = None,
         labels: Int[Tensor, " batch"] | None = None,
-    ) -> Step:
+    ) -> StepOutput:
         """Remember u, find its neighbors, and measure how far v is from them."""
         ids, labels = (t if t is None else t.to(u.device, non_blocking=True) for t in (ids, labels))
         own = self._remember(u, ids, labels)
         return self._judge(v, u, self._nearest(u, own, ids), ids, labels)
 
     @torch.no_grad()
-    def follow(self) -> None:
+    def after_update(self) -> None:
         """Move the target towards the online encoder, parameters only; after the optimizer."""
         targets, onlines = (list(e.parameters()) for e in (self.target, self.online))
         get_ema_multi_avg_fn(self.momentum)(targets, onlines, None)
@@ -129,7 +129,7 @@ class MeanShift(nn.Module):
         """u: the target embedding, of unit length; batch norm uses the batch's own statistics."""
         seed = self.shuffle if self.training else None
         encode = partial(self._encode, self.target)
-        u: Tensor = self.whiten(_unit(distributed.shuffled(encode, view, seed)))
+        u: Tensor = self.whiten(_unit(distributed.apply_shuffled(encode, view, seed)))
         return u
 
     def _encode(self, encoder: nn.Module, view: Any) -> Tensor:
@@ -169,7 +169,7 @@ class MeanShift(nn.Module):
 
     def _judge(
         self, v: Tensor, u: Tensor, near: Neighbors, ids: Tensor | None, labels: Tensor | None
-    ) -> Step:
+    ) -> StepOutput:
         z, near_ids, near_labels = near
         # Squared distances of unit vectors are linear in z: the mean neighbor serves for all k.
         loss, purity, same_image = (2 - 2 * (v * z.mean(1)).sum(1)).mean(), None, None
@@ -179,9 +179,9 @@ class MeanShift(nn.Module):
             purity = (pure * known).sum() / known.sum()  # not a number where no label is known
         if near_ids is not None and ids is not None:
             same_image = (near_ids == ids[:, None]).any(1).float().mean()
-        return Step(loss, (v.detach() * u).sum(1).mean(), purity, same_image, u)
+        return StepOutput(loss, (v.detach() * u).sum(1).mean(), purity, same_image, u)
 
-    def _both_ways(self, a: Any, b: Any, ids: Tensor | None, labels: Tensor | None) -> Step:
+    def _both_ways(self, a: Any, b: Any, ids: Tensor | None, labels: Tensor | None) -> StepOutput:
         """The symmetric loss: both directions are searched before either is remembered."""
         v_a, v_b = self.predict(a), self.predict(b)
         u_a, u_b = self.project(a), self.project(b)
@@ -191,7 +191,7 @@ class MeanShift(nn.Module):
         self._remember(u_a, ids, labels)
         pairs = [(name, a, vars(two)[name]) for name, a in vars(one).items()]
         told: Any = {name: None if a is None else (a + b) / 2 for name, a, b in pairs}
-        return Step(**{**told, "embeddings": u_b})
+        return StepOutput(**{**told, "embeddings": u_b})
 
 
 def _unit(embeddings: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ class Whitening(nn.Module):
 
     def _see(self, rows: Tensor) -> None:
         own = torch.cat([rows.sum(0), (rows.T @ rows).flatten(), rows.new_tensor([len(rows)])])
-        total = distributed.summed(own)
+        total = distributed.all_sum(own)
         mean, square = (total[:-1] / total[-1]).split([rows.shape[1], rows.shape[1] ** 2])
         self.mean.lerp_(mean, 1 - self.momentum)
         self.square.lerp_(square.view_as(self.square), 1 - self.momentum)

@@ -22,20 +22,25 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from meanshift.data import Source, Unreadable
-from meanshift.data.loader import leave_signals_to_the_run, served
+from meanshift.data import Source, UnreadableSample
+from meanshift.data.loader import ignore_signals, iterate
 from meanshift.models.encoder import memory_format
 from meanshift.ops.image import normalize
 from meanshift.runtime import distributed
 from meanshift.runtime.device import autocast
 from meanshift.runtime.progress import progress
-from meanshift.runtime.run_directory import whole_file, write_atomically
-from meanshift.transforms.eval import PREPARED, Prepared, as_they_are, first_of_share
+from meanshift.runtime.run_directory import atomic_writer, write_text
+from meanshift.transforms.eval import (
+    TRANSFORM_VERSION,
+    EvalDataset,
+    first_index_of_rank,
+    needs_no_resize,
+)
 
 BATCH = 256
 
 
-def extract(
+def extract_features(
     network: nn.Module,
     source: Source,
     *,
@@ -45,14 +50,14 @@ def extract(
     precision: torch.dtype = torch.float32,
     batch_size: int = BATCH,
     workers: int = 0,
-    bad: dict[int, Unreadable] | None = None,
+    bad: dict[int, UnreadableSample] | None = None,
 ) -> Float[Tensor, "n features"]:
     """The network's output for every image of a source, in order, in float32 on the CPU.
 
     Several processes share the work, batch by batch, and each gets all of it. Unreadable images
     count as gray ones, with a warning, or are put into `bad`.
     """
-    skipped: dict[int, Unreadable] = {}
+    skipped: dict[int, UnreadableSample] = {}
     parts = _stream(
         network,
         source,
@@ -65,9 +70,9 @@ def extract(
         bad=skipped,
     )
     own = list(parts)
-    (width,) = distributed.most(own[0].shape[1] if own else 0)
-    features = distributed.rows_of_all(torch.cat([*own, torch.empty(0, width)]))
-    skipped = dict(distributed.gathered(list(skipped.items())))
+    (width,) = distributed.all_max(own[0].shape[1] if own else 0)
+    features = distributed.all_gather_rows(torch.cat([*own, torch.empty(0, width)]))
+    skipped = dict(distributed.all_gather_list(list(skipped.items())))
     if bad is not None:
         bad |= skipped
     elif skipped:
@@ -75,7 +80,7 @@ def extract(
     return features
 
 
-def stored(
+def cached_features(
     network: nn.Module,
     source: Source,
     *,
@@ -95,7 +100,7 @@ def stored(
     """
     if not len(source):
         raise ValueError(f"{source.name}: no images")
-    if as_they_are(source, image_size):  # then these change nothing, and the file is shared
+    if needs_no_resize(source, image_size):  # then these change nothing, and the file is shared
         resize, bicubic = 0, False
     key = {
         "weights": weights,
@@ -103,14 +108,14 @@ def stored(
         "image_size": image_size,
         "resize": resize,
         "precision": str(precision),
-        "prepared": PREPARED,
+        "prepared": TRANSFORM_VERSION,
     } | ({"bicubic": True} if bicubic else {})
     name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
     path, beside = folder / f"{name}.npy", folder / f"{name}.json"
     known = _opened(path, beside, len(source))
-    (missing,) = distributed.most(int(known is None))
+    (missing,) = distributed.all_max(int(known is None))
     if missing:
-        bad: dict[int, Unreadable] = {}
+        bad: dict[int, UnreadableSample] = {}
         rows = _stream(
             network,
             source,
@@ -125,7 +130,7 @@ def stored(
         )
         try:
             with closing(rows):  # also when it fails: the network gets its modes back
-                seen = first_of_share(len(source), BATCH)
+                seen = first_index_of_rank(len(source), BATCH)
                 bad = _write(path, beside, rows, seen, bad, {**key, "source": source.name})
         except OSError as error:
             raise OSError(
@@ -143,7 +148,7 @@ def stored(
 
 
 @contextmanager
-def judged(network: nn.Module) -> Iterator[nn.Module]:
+def eval_mode(network: nn.Module) -> Iterator[nn.Module]:
     """A network in eval mode for a while; each of its parts gets its own mode back."""
     modes = {module: module.training for module in network.modules()}
     network.eval()
@@ -162,7 +167,7 @@ def _stream(
     resize: int,
     device: torch.device,
     precision: torch.dtype,
-    bad: dict[int, Unreadable],
+    bad: dict[int, UnreadableSample],
     batch_size: int = BATCH,
     workers: int = 0,
     bicubic: bool = False,
@@ -170,19 +175,19 @@ def _stream(
 ) -> Generator[Float[Tensor, "batch features"], None, None]:
     """Features batch by batch; images are decoded by the workers while the network computes."""
     layout = memory_format(network)
-    prepared = Prepared(source, image_size, resize, batch_size, bicubic)
+    prepared = EvalDataset(source, image_size, resize, batch_size, bicubic)
     loader = DataLoader(
         prepared,
         batch_size=None,
         num_workers=0 if source.uniform else workers,
         pin_memory=device.type == "cuda",
-        worker_init_fn=leave_signals_to_the_run,
+        worker_init_fn=ignore_signals,
         generator=torch.Generator(),  # its base seed must not come from the global generator
     )
     own, aloud = sum(map(len, prepared.batches)), distributed.rank() == 0
     bar = progress("features", own, unit="pic", shown=aloud) if shown else nullcontext()
-    with judged(network), bar as moving:
-        for images, unreadable in served(loader):
+    with eval_mode(network), bar as moving:
+        for images, unreadable in iterate(loader):
             bad |= unreadable
             view = normalize(images.to(device, non_blocking=True).float().div_(255))
             with torch.no_grad(), autocast(device, precision):
@@ -197,9 +202,9 @@ def _write(
     beside: Path,
     rows: Iterable[Tensor],
     seen: int,
-    bad: dict[int, Unreadable],
+    bad: dict[int, UnreadableSample],
     told: dict[str, Any],
-) -> dict[int, Unreadable]:
+) -> dict[int, UnreadableSample]:
     """Rows to an .npy file, as they come, and what they are of to another beside it.
 
     Those of unreadable images are left out. Of several processes each writes its rows to a file
@@ -209,20 +214,20 @@ def _write(
     parts = [path.with_name(f".{path.name}.{other}") for other in range(world)]
     with ExitStack() as whole:
         try:
-            with distributed.together():
+            with distributed.fail_together():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if first:
                     beside.unlink(missing_ok=True)
-                    file = whole.enter_context(whole_file(path, shared=True))
+                    file = whole.enter_context(atomic_writer(path, shared=True))
                     file.write(bytes(_HEADER))
                     poured = _pour(file, rows, bad, seen)
                 else:
                     with parts[distributed.rank()].open("wb") as own:
                         poured = _pour(own, rows, bad, seen)
-            every = distributed.gathered([poured])
-            bad = dict(distributed.gathered(list(bad.items())))
+            every = distributed.all_gather_list([poured])
+            bad = dict(distributed.all_gather_list(list(bad.items())))
             count = sum(number for number, _ in every)
-            with distributed.together():
+            with distributed.fail_together():
                 if not count:
                     one = bad[min(bad)]
                     raise ValueError(
@@ -237,15 +242,15 @@ def _write(
                     file.write(_header(count, max(width for _, width in every)))
         finally:
             parts[distributed.rank()].unlink(missing_ok=True)
-    with distributed.together():
+    with distributed.fail_together():
         if first:
             unread = {index: [error.title, error.why] for index, error in bad.items()}
-            write_atomically(beside, json.dumps({**told, "bad": unread}, indent=2) + "\n")
+            write_text(beside, json.dumps({**told, "bad": unread}, indent=2) + "\n")
     return bad
 
 
 def _pour(
-    file: BinaryIO, rows: Iterable[Tensor], bad: dict[int, Unreadable], seen: int
+    file: BinaryIO, rows: Iterable[Tensor], bad: dict[int, UnreadableSample], seen: int
 ) -> tuple[int, int]:
     """Write the rows of readable images, of which `seen` is the first: how many, how wide."""
     count = width = 0
@@ -269,12 +274,14 @@ def _header(count: int, width: int) -> bytes:
     return header.getvalue()
 
 
-def _opened(path: Path, beside: Path, size: int) -> tuple[Tensor, dict[int, Unreadable]] | None:
+def _opened(
+    path: Path, beside: Path, size: int
+) -> tuple[Tensor, dict[int, UnreadableSample]] | None:
     """A whole file of features for so many images, mapped; None where there is none."""
     try:
         told = json.loads(beside.read_text())["bad"]
         rows = torch.from_numpy(np.lib.format.open_memmap(path, mode="c"))
-        bad = {int(index): Unreadable(*why) for index, why in told.items()}
+        bad = {int(index): UnreadableSample(*why) for index, why in told.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # torn or not ours
         return None
     return (rows, bad) if len(rows) + len(bad) == size else None
@@ -286,7 +293,7 @@ def _kept(size: int, bad: Iterable[int]) -> Int[Tensor, " kept"]:
     return kept.nonzero()[:, 0]
 
 
-def _warn(source: Source, bad: dict[int, Unreadable], fate: str) -> None:
+def _warn(source: Source, bad: dict[int, UnreadableSample], fate: str) -> None:
     first = next(iter(bad.values()))
     warnings.warn(
         f"{source.name}: {len(bad)} of {len(source)} images cannot be read and {fate}, the first "

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from meanshift.runtime import distributed
 
 
-def synchronized(module: nn.Module, device: torch.device) -> nn.Module:
+def convert_sync_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
     """The same module, with each batch norm taken over all processes; in one it is left alone."""
     if distributed.world_size() == 1:
         return module
@@ -23,11 +23,11 @@ def synchronized(module: nn.Module, device: torch.device) -> nn.Module:
         return changed
     for one in module.modules():
         if isinstance(one, _BatchNorm):
-            one.__class__ = SummedBatchNorm  # weights, statistics and settings stay as they are
+            one.__class__ = SyncBatchNorm  # weights, statistics and settings stay as they are
     return module
 
 
-class SummedBatchNorm(_BatchNorm):
+class SyncBatchNorm(_BatchNorm):
     """Batch norm whose mean and variance are those of the rows of all processes."""
 
     def _check_input_dim(self, _: Tensor) -> None:
@@ -43,7 +43,7 @@ class SummedBatchNorm(_BatchNorm):
         # In float64, so that the squares of large means can be taken off again.
         mean, var = mean.double(), var.double()
         own = torch.cat([mean * rows, (var + mean.square()) * rows, mean.new_tensor([rows])])
-        total = distributed.summed(own)
+        total = distributed.all_sum(own)
         count = total[-1].detach()
         mean, squares = (total[:-1] / count).chunk(2)
         var = squares - mean.square()

@@ -49,7 +49,7 @@ _SEQUENTIAL = {"0": "conv1", "1": "bn1"} | {str(i + 3): f"layer{i}" for i in ran
 
 
 @dataclass(frozen=True)
-class Recognized:
+class RecognizedWeights:
     """A backbone found in a file, and what can be said of it."""
 
     backbone: nn.Module
@@ -109,7 +109,7 @@ def read_file(path: Path) -> Any:
         raise ValueError(f"{path}: no weights that can be read ({reason})") from None
 
 
-def recognize(held: Any, path: Path) -> Recognized:
+def recognize(held: Any, path: Path) -> RecognizedWeights:
     """The online backbone in what a file holds; a partial match is an error, never a guess."""
     flat = dict(_flatten(held))
     match = _choose(flat, path)
@@ -121,10 +121,10 @@ def recognize(held: Any, path: Path) -> Recognized:
     told += [f"epoch {epoch}"] if isinstance(epoch, int) else []
     projector = _projector(flat, match.prefix) if program == "authors' MSF" else None
     backbone = _filled(match.settings, match.found)
-    return Recognized(backbone, ", ".join(told), 32 if small else 224, projector)
+    return RecognizedWeights(backbone, ", ".join(told), 32 if small else 224, projector)
 
 
-def from_torchvision(spec: str) -> Recognized:
+def from_torchvision(spec: str) -> RecognizedWeights:
     """`NAME` is untrained, `NAME:WEIGHTS` torchvision's own, `NAME=FILE` a file of that network."""
     known, _, file = spec.partition("=")
     name, _, weights = known.partition(":")
@@ -132,12 +132,12 @@ def from_torchvision(spec: str) -> Recognized:
     title = f"torchvision's {_title(settings)}"
     if file:
         match = _choose(dict(_flatten(read_file(Path(file)))), Path(file), settings)
-        return Recognized(_filled(settings, match.found), f"{file} as {title}", 224)
+        return RecognizedWeights(_filled(settings, match.found), f"{file} as {title}", 224)
     if not weights:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             backbone, _ = build_backbone(settings)
-        return Recognized(backbone.eval(), f"{title}, UNTRAINED", 224)
+        return RecognizedWeights(backbone.eval(), f"{title}, UNTRAINED", 224)
     trained = {str(one).rpartition(".")[2]: one for one in models.get_model_weights(name)}
     if weights not in trained:
         raise ValueError(f"torchvision:{name}:{weights}: need one of {', '.join(trained)}")
@@ -149,7 +149,7 @@ def from_torchvision(spec: str) -> Recognized:
     backbone = _filled(settings, state, size)
     if isinstance(backbone, models.GoogLeNet | models.Inception3):
         backbone.transform_input = True  # their weights came from another program
-    return Recognized(backbone, f"{title}, {weights}", size)
+    return RecognizedWeights(backbone, f"{title}, {weights}", size)
 
 
 def _flatten(held: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -20,13 +20,13 @@ from meanshift.config import Config
 from meanshift.models import third_party
 from meanshift.models.encoder import Encoder, build_backbone
 from meanshift.runtime import checkpoint, rng
-from meanshift.runtime.run_directory import Journal, whole_file
+from meanshift.runtime.run_directory import RunDirectory, atomic_writer
 
 _SIDE = 32  # of the images whose pixels are taken as they are
 _OURS = "meanshift"  # the key under which an exported file keeps the settings of its run
 
 
-class Pixels(nn.Module):
+class RawPixels(nn.Module):
     """No encoder: an image's pixels in one row, minus the mean of the training images."""
 
     mean: Tensor
@@ -74,14 +74,14 @@ def load_weights(spec: Path | str) -> Weights:
     if kind == "untrained" and rest:
         return _untrained(Path(rest))
     if kind == "pixels" and not path.exists():
-        return Weights("pixels", Pixels(), f"raw pixels at {_SIDE}x{_SIDE}", _SIDE, judged)
+        return Weights("pixels", RawPixels(), f"raw pixels at {_SIDE}x{_SIDE}", _SIDE, judged)
     if not path.exists():
         raise ValueError(
             f"{path}: not found; need a run directory, a file of weights, torchvision:NAME, "
             f"untrained:RUN or pixels"
         )
     if path.is_dir():
-        state, unreadable = checkpoint.latest(Journal.open(path).checkpoints)
+        state, unreadable = checkpoint.latest(RunDirectory.open(path).checkpoints)
         if state is None:
             raise ValueError(f"{path}: no checkpoint yet; continue the run until it has saved one")
         for message in unreadable:
@@ -119,7 +119,7 @@ def export(weights: Weights, out: Path) -> Path:
     if out.suffix == ".safetensors":
         from safetensors.torch import save
 
-        with whole_file(out) as file:
+        with atomic_writer(out) as file:
             file.write(save(state, {_OURS: told}))
     else:
         checkpoint.write(out, {"state_dict": state, _OURS: told})
@@ -155,9 +155,9 @@ def _ours(state: Mapping[str, Any], path: Path, home: Path, name: str) -> Weight
 
 
 def _untrained(run: Path) -> Weights:
-    config = Journal.open(run).config
+    config = RunDirectory.open(run).config
     with torch.random.fork_rng(devices=[]):  # as training begins: see `train.build_method`
-        torch.manual_seed(rng.seed_of(config.train.seed, 0, rng.INITIAL))
+        torch.manual_seed(rng.derive_seed(config.train.seed, 0, rng.INITIAL))
         encoder = Encoder(config.encoder, dim=config.method.dim, image_size=config.data.image_size)
     title, size = f"{_describe(config)}, before its first step", config.data.image_size
     name, encoder = f"untrained:{run}", encoder.eval()

@@ -16,7 +16,7 @@ MOST = 100  # detections of one class in one image that COCO looks at
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class Detections:
     """The detections in one image: boxes are (x0, y0, x1, y1), a label is a class's number."""
 
     boxes: Float[Tensor, "n 4"]
@@ -25,7 +25,7 @@ class Found:
 
 
 @dataclass(frozen=True, eq=False)
-class Truth:
+class GroundTruth:
     """The objects in one image; nobody is asked for the difficult ones, nor blamed for them."""
 
     boxes: Float[Tensor, "n 4"]
@@ -47,8 +47,8 @@ class Precision:
 
 
 def average_precision(
-    found: Sequence[Found],
-    truth: Sequence[Truth],
+    found: Sequence[Detections],
+    truth: Sequence[GroundTruth],
     *,
     classes: int,
     rule: Literal["voc07", "coco"],
@@ -90,8 +90,8 @@ def average_precision(
     return Precision(float(mean.mean()), float(mean[0]), float(mean[5]), table[:, 0].tolist())
 
 
-def matched(
-    found: Found, truth: Truth, *, threshold: float = 0.5, score: float = 0.5
+def match(
+    found: Detections, truth: GroundTruth, *, threshold: float = 0.5, score: float = 0.5
 ) -> tuple[Int[Tensor, " n"], Int[Tensor, " m"]]:
     """(the truth that each detection found, the detection that found each truth); -1 is none.
 
@@ -109,7 +109,7 @@ def matched(
     return of_found, of_truth
 
 
-def _overlap(found: Found, truth: Truth) -> Float[np.ndarray, "n m"]:
+def _overlap(found: Detections, truth: GroundTruth) -> Float[np.ndarray, "n m"]:
     """IoU in double precision, as the references have it; -1 where the classes differ."""
     overlap = box_iou(found.boxes.double(), truth.boxes.double()).nan_to_num(0.0)
     overlap[found.labels[:, None] != truth.labels] = -1.0
@@ -175,7 +175,7 @@ def _area(
     return np.asarray(np.take_along_axis(envelope, np.stack(places), axis=1).mean(1))
 
 
-def _check(found: Sequence[Found], truth: Sequence[Truth], classes: int) -> None:
+def _check(found: Sequence[Detections], truth: Sequence[GroundTruth], classes: int) -> None:
     if len(found) != len(truth) or not found:
         raise ValueError(
             f"got detections of {len(found)} images and the objects of {len(truth)}; need as many"

@@ -26,12 +26,12 @@ def spread(embeddings: Float[Tensor, "batch dim"]) -> float:
     return float((1 - embeddings.float().mean(0).square().sum()).clamp(min=0).sqrt())
 
 
-def stability(before: Int[Tensor, "n k"], now: Int[Tensor, "n k"]) -> float:
+def neighbor_stability(before: Int[Tensor, "n k"], now: Int[Tensor, "n k"]) -> float:
     """Share of neighbors that a probe set kept between two moments."""
     return float((before[:, :, None] == now[:, None, :]).any(2).float().mean())
 
 
-def collapse(
+def collapse_warning(
     *, agreement: float, rank: float, spread: float, dim: int, same_view: bool
 ) -> str | None:
     """A warning with its likely cause when the embeddings have lost their variety, else None.

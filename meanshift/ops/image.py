@@ -15,14 +15,14 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, as the authors use
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, as the authors use
 _LUMA = (0.2989, 0.587, 0.114)
 _CONTRAST, _SATURATION, _HUE = 1, 2, 3  # brightness is 0
 _TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
-class Colors:
+class ColorParameters:
     """What a strong view does to the colors of each image of a batch."""
 
     factors: Float[Tensor, "batch 4"]
@@ -55,15 +55,15 @@ def crop(
     return cut.view(len(cut), size, -1, size).permute(0, 2, 1, 3).contiguous()
 
 
-def color(
-    images: Float[Tensor, "batch 3 height width"], drawn: Colors
+def apply_color(
+    images: Float[Tensor, "batch 3 height width"], drawn: ColorParameters
 ) -> Float[Tensor, "batch 3 height width"]:
     """Jitter, gray and blur, in MoCo v2's order."""
-    return blur(gray(jitter(images, drawn), drawn.grayed), drawn.sigma)
+    return blur(to_grayscale(jitter(images, drawn), drawn.grayed), drawn.sigma)
 
 
 def jitter(
-    images: Float[Tensor, "batch 3 height width"], drawn: Colors
+    images: Float[Tensor, "batch 3 height width"], drawn: ColorParameters
 ) -> Float[Tensor, "batch 3 height width"]:
     """Brightness, contrast, saturation and hue, each image in its own order.
 
@@ -82,7 +82,7 @@ def jitter(
         if len(due):
             shift = factors[due, _HUE].to(device, images.dtype, non_blocking=True)
             due = due.to(device, non_blocking=True)
-            images.index_copy_(0, due, turn_hue(images[due], shift))
+            images.index_copy_(0, due, adjust_hue(images[due], shift))
         if position == 3:
             break
         kind = blends[:, position]
@@ -105,7 +105,7 @@ def luma(images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch 
     return (_LUMA[0] * red).add_(green, alpha=_LUMA[1]).add_(blue, alpha=_LUMA[2])[:, None]
 
 
-def turn_hue(
+def adjust_hue(
     images: Float[Tensor, "batch 3 height width"], shift: Float[Tensor, " batch"]
 ) -> Float[Tensor, "batch 3 height width"]:
     """Turn the hue of each image by a share of the circle."""
@@ -129,7 +129,7 @@ def turn_hue(
     return torch.addcmul(value[:, None], chroma[:, None], fall, value=-1)
 
 
-def gray(
+def to_grayscale(
     images: Float[Tensor, "batch 3 height width"], chosen: Bool[Tensor, " batch"]
 ) -> Float[Tensor, "batch 3 height width"]:
     """Take the color out of the chosen images."""
@@ -163,7 +163,7 @@ def normalize(
 ) -> Float[Tensor, "batch channels height width"]:
     """Values in [0, 1] to ImageNet's zero mean and unit deviation."""
     centered = torch.sub(images, _constant(MEAN, images.device), out=out)
-    return centered.div_(_constant(DEVIATION, images.device))
+    return centered.div_(_constant(STD, images.device))
 
 
 @functools.cache

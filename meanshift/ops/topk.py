@@ -18,7 +18,7 @@ in float64, with so many more than are asked for; where these do not suffice, wi
 
 
 @torch.no_grad()
-def settled(
+def exact_neighbors(
     queries: Float[Tensor, "batch dim"],
     rows: Shaped[Tensor, "size dim"],
     count: int,
@@ -34,21 +34,21 @@ def settled(
     Similarities are such where they decide, or all of them where they are to be `canonical`.
     """
     wide = min(count + SLACK, max(count, len(rows)))
-    slots, rough = nearest(
+    slots, rough = nearest_neighbors(
         queries, rows, wide, leave_out=leave_out, skip=skip, chunk_bytes=chunk_bytes
     )
     best, similarity = slots[:, :count].contiguous(), rough[:, :count].float()
     if not len(rows):
         return best, similarity
     if canonical or queries.device.type != "cpu":
-        best, similarity = in_order(slots, _exact(queries, rows, slots, rough), count)
+        best, similarity = sort_neighbors(slots, _exact(queries, rows, slots, rough), count)
     if queries.device.type != "cpu":  # a GPU would have to wait to know which are close
         return best, similarity
     if not canonical:
         close = rough[:, :-1] - rough[:, 1:] < CLOSE  # false where there is nothing left to find
         for few in _where(close[:, :count].any(1)):
             exact = _exact(queries[few], rows, slots[few], rough[few])
-            best[few], similarity[few] = in_order(slots[few], exact, count)
+            best[few], similarity[few] = sort_neighbors(slots[few], exact, count)
     tail, last = rough[:, -1], rough[:, count - 1]
     crowded = (wide < len(rows)) & (tail > -torch.inf) & (tail >= last - CLOSE)
     for few in _where(crowded):
@@ -70,7 +70,7 @@ def _exact(queries: Tensor, rows: Tensor, slots: Tensor, rough: Tensor) -> Tenso
     return found.float().masked_fill(rough == -torch.inf, -torch.inf)
 
 
-def in_order(
+def sort_neighbors(
     slots: Int[Tensor, "batch any"], similarity: Float[Tensor, "batch any"], count: int
 ) -> tuple[Int[Tensor, "batch count"], Float[Tensor, "batch count"]]:
     """The best `count`, nearest first; among equals the lower slot comes first."""
@@ -111,7 +111,7 @@ def _keys(similarity: Tensor, slots: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def nearest(
+def nearest_neighbors(
     queries: Float[Tensor, "batch dim"],
     rows: Shaped[Tensor, "size dim"],
     count: int,

@@ -19,7 +19,7 @@ from meanshift.reproduce.jobs import Job, same
 from meanshift.reproduce.scales import SCALES, Base
 from meanshift.reproduce.sheet import Sheet, protocols
 from meanshift.reproduce.studies import STUDIES, Study
-from meanshift.runtime.run_directory import write_atomically
+from meanshift.runtime.run_directory import write_text
 from meanshift.viz.figures import draw_figures
 from meanshift.viz.style import save
 
@@ -102,7 +102,7 @@ class Reproduction:
         self.out.mkdir(parents=True, exist_ok=True)
         held = {"config": config.to_dict(), "sizes": sizes}
         held |= bench_cost(config, rounds=9, sizes=sizes)
-        write_atomically(path, json.dumps(held, indent=2) + "\n")
+        write_text(path, json.dumps(held, indent=2) + "\n")
         return held
 
     def sheets(self) -> list[Sheet]:
@@ -144,8 +144,8 @@ class Reproduction:
         sheets, images = self.sheets(), dict[str, tuple[Path, str]]()
         self.out.mkdir(parents=True, exist_ok=True)
         for sheet in sheets:
-            write_atomically(self.out / f"{sheet.name}.md", sheet.markdown())
-            write_atomically(self.out / f"{sheet.name}.csv", sheet.csv())
+            write_text(self.out / f"{sheet.name}.md", sheet.markdown())
+            write_text(self.out / f"{sheet.name}.csv", sheet.csv())
             runs = [
                 run
                 for v in sheet.study.variants

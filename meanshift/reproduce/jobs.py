@@ -22,8 +22,8 @@ from tqdm import tqdm
 from meanshift.config import HARMLESS, Config, differences
 from meanshift.config.recipes import command_for
 from meanshift.runtime.progress import progress
-from meanshift.runtime.run_directory import alone
-from meanshift.runtime.signals import Stopped, caught
+from meanshift.runtime.run_directory import exclusive_lock
+from meanshift.runtime.signals import Stopped, catch_signals
 from meanshift.viz.run_reader import Run
 
 
@@ -114,8 +114,8 @@ def work(jobs: Sequence[Job], out: Path, devices: Sequence[str]) -> None:
     Raises `Stopped` after a signal, when all that ran has saved itself.
     """
     (out / "logs").mkdir(parents=True, exist_ok=True)
-    once = alone(out / ".lock", "is at work in it", "another --out")
-    with once, caught() as asked, _View(jobs) as view:
+    once = exclusive_lock(out / ".lock", "is at work in it", "another --out")
+    with once, catch_signals() as asked, _View(jobs) as view:
         waiting, running = list(jobs), list[subprocess.Popen[bytes]]()
         share = max(1, (os.cpu_count() or 1) // len(devices)) if len(devices) > 1 else 0
         lanes = [_lane(waiting, d, share, out / "logs", running, view) for d in devices]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from meanshift.config.recipes import command_for
 from meanshift.reproduce.jobs import Job
 from meanshift.reproduce.sheet import CHOSEN_BY, Sheet
-from meanshift.runtime.run_directory import write_atomically
+from meanshift.runtime.run_directory import write_text
 from meanshift.viz.run_reader import Run
 from meanshift.viz.style import DPI, page
 
@@ -34,7 +34,7 @@ def write(
         command=whole.command(),
     )
     out = whole.out / "reproduce.html"
-    write_atomically(out, text)
+    write_text(out, text)
     return out
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from meanshift.config import Config
 from meanshift.config.recipes import recipe
-from meanshift.data import open_source, train_and_held_out
+from meanshift.data import open_source, train_and_validation
 from meanshift.reproduce.studies import STUDIES, Study
 
 _PAPER_STEP = {"method.same_image": "keep", "method.search_filled_only": False}
@@ -107,7 +107,7 @@ class Base:
         elif scale.needs_data:
             raise ValueError(f"--scale {name}: say where the images are, with --data SOURCE")
         source = config.data.source
-        train, held = train_and_held_out(source, config.data.held_out, seed=config.train.seed)
+        train, held = train_and_validation(source, config.data.held_out, seed=config.train.seed)
         if held is None or not train.labeled or not held.labeled:
             raise ValueError(
                 f"{source}: nothing to judge by; reproduce needs labels and images to hold out: "
@@ -157,7 +157,7 @@ class Base:
     def fingerprint(self, seed: int) -> str:
         """Of the images that a seed trains on."""
         data = self.config.data
-        return train_and_held_out(data.source, data.held_out, seed=seed)[0].fingerprint()
+        return train_and_validation(data.source, data.held_out, seed=seed)[0].fingerprint()
 
     def run(self, changes: Mapping[str, Any], seed: int) -> Config:
         """The configuration of one run."""

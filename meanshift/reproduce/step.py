@@ -113,4 +113,4 @@ class Contender:
         laps.time("search and loss", search_and_loss)
         laps.time("backward", backward)
         laps.time("optimizer", lambda: self.optimizer.step())
-        laps.time("target follows", method.follow)
+        laps.time("target follows", method.after_update)

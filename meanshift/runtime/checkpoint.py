@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from meanshift.runtime.run_directory import whole_file
+from meanshift.runtime.run_directory import atomic_writer
 
 FORMAT = 1
 
@@ -48,7 +48,7 @@ def parts(folder: Path, state: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def write(path: Path, state: dict[str, Any]) -> None:
     """`torch.save`, but the file appears whole or not at all."""
     try:
-        with whole_file(path) as file:
+        with atomic_writer(path) as file:
             torch.save(state, file)
     except (OSError, RuntimeError) as error:
         why = error.__context__ or error  # torch says less than the disk did

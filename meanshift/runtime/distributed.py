@@ -17,12 +17,12 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from meanshift.runtime.rank_failure import AddressBook, Lost, first_line, is_silence
+from meanshift.runtime.rank_failure import AddressBook, RankFailure, first_line, is_connection_loss
 
 T = TypeVar("T")
 
 
-class Shared(ValueError):
+class SharedError(ValueError):
     """A mistake that every process knows of, so that one of them need say it."""
 
 
@@ -40,7 +40,7 @@ def rank() -> int:
     return int(os.environ.get("RANK", 0)) if world_size() > 1 else 0
 
 
-def own_device(device: torch.device) -> torch.device:
+def local_device(device: torch.device) -> torch.device:
     """Of several GPUs on a machine each process takes its own."""
     if device.type == "cuda" and device.index is None and world_size() > 1:
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
@@ -48,7 +48,7 @@ def own_device(device: torch.device) -> torch.device:
 
 
 @contextmanager
-def joined(device: torch.device, *, timeout: float = 600.0) -> Iterator[None]:
+def process_group(device: torch.device, *, timeout: float = 600.0) -> Iterator[None]:
     """Work together with the other processes that `torchrun` started, if it did.
 
     One that does not come for `timeout` seconds while others wait for it, or that left, is named.
@@ -69,7 +69,7 @@ def joined(device: torch.device, *, timeout: float = 600.0) -> Iterator[None]:
             backend, store=store, rank=own, world_size=count, timeout=patience
         )
     except (RuntimeError, ValueError) as error:
-        raise Lost(
+        raise RankFailure(
             f"the {world_size()} processes did not find each other within {start:g} s "
             f"({first_line(error)}); need as many as WORLD_SIZE says, that reach "
             f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
@@ -77,13 +77,13 @@ def joined(device: torch.device, *, timeout: float = 600.0) -> Iterator[None]:
     book = AddressBook(store, own, count)
     try:
         yield
-        wait()  # the first keeps the address book: it leaves when all have done
+        barrier()  # the first keeps the address book: it leaves when all have done
     except BaseException as error:
-        if not is_silence(error):
-            if not isinstance(error, Shared):  # of which all know
+        if not is_connection_loss(error):
+            if not isinstance(error, SharedError):  # of which all know
                 book.leave(error)
             raise
-        raise Lost(book.who_is_missing(timeout)) from error
+        raise RankFailure(book.who_is_missing(timeout)) from error
     finally:
         with suppress(RuntimeError):  # whoever is gone cannot say goodbye
             distributed.destroy_process_group()
@@ -112,7 +112,7 @@ def _of_this_start(store: Any, own: int, count: int, seconds: float) -> Any:
 
 
 @contextmanager
-def together() -> Iterator[None]:
+def fail_together() -> Iterator[None]:
     """What fails in one process fails in all, with one message, before anyone waits for it."""
     problem: Exception | None = None
     try:
@@ -121,20 +121,20 @@ def together() -> Iterator[None]:
         if world_size() == 1:
             raise
         problem = error
-    told = gathered(["" if problem is None else str(problem)])
+    told = all_gather_list(["" if problem is None else str(problem)])
     if len(set(told)) == 1 and told[0]:
-        raise Shared(told[0]) from problem
+        raise SharedError(told[0]) from problem
     wrong = [f"process {r} of {len(told)}: {text}" for r, text in enumerate(told) if text]
     if wrong:
-        raise Shared("\n".join(wrong)) from problem
+        raise SharedError("\n".join(wrong)) from problem
 
 
-def share(count: int) -> tuple[int, int]:
+def shard_range(count: int) -> tuple[int, int]:
     """The part of so many things that is this process's: from which to which."""
     return count * rank() // world_size(), count * (rank() + 1) // world_size()
 
 
-def parallel(module: nn.Module, warm_up: Callable[[nn.Module], Tensor]) -> nn.Module:
+def data_parallel(module: nn.Module, warm_up: Callable[[nn.Module], Tensor]) -> nn.Module:
     """A module whose gradients are means over all processes; the module itself, in one.
 
     Its first backward pass decides in which order gradients are added up from then on. `warm_up`
@@ -157,7 +157,7 @@ def parallel(module: nn.Module, warm_up: Callable[[nn.Module], Tensor]) -> nn.Mo
     return wrapped
 
 
-def wait() -> None:
+def barrier() -> None:
     """Until all processes are here."""
     if world_size() > 1:
         distributed.barrier()
@@ -166,7 +166,7 @@ def wait() -> None:
 # Plain values
 
 
-def gathered(own: list[T]) -> list[T]:
+def all_gather_list(own: list[T]) -> list[T]:
     """The lists of all processes, one after another, in every process."""
     if world_size() == 1:
         return own
@@ -175,7 +175,7 @@ def gathered(own: list[T]) -> list[T]:
     return [item for part in lists for item in part]
 
 
-def most(*own: int) -> list[int]:
+def all_max(*own: int) -> list[int]:
     """The largest that any process has, of each of these numbers."""
     if world_size() == 1:
         return list(own)
@@ -187,14 +187,14 @@ def most(*own: int) -> list[int]:
 # Tensors
 
 
-def average(held: Tensor) -> None:
+def all_mean_(held: Tensor) -> None:
     """The mean over all processes, in place."""
     if world_size() > 1:
         distributed.all_reduce(held)
         held /= world_size()
 
 
-def summed(own: Tensor) -> Tensor:
+def all_sum(own: Tensor) -> Tensor:
     """The sum over all processes; a gradient flows back to each of them."""
     if world_size() == 1:
         return own
@@ -216,14 +216,14 @@ class _Sum(torch.autograd.Function):
         return total
 
 
-def same_as_first(tensors: Iterator[Tensor]) -> None:
+def broadcast(tensors: Iterator[Tensor]) -> None:
     """Give every process what the first has, in place."""
     if world_size() > 1:
         for held in tensors:
             distributed.broadcast(held, 0)
 
 
-def lengths(own: int) -> list[int]:
+def all_lengths(own: int) -> list[int]:
     """How many rows each process has."""
     if world_size() == 1:
         return [own]
@@ -232,11 +232,11 @@ def lengths(own: int) -> list[int]:
     return [int(value) for value in held]
 
 
-def rows_of_all(own: Tensor, counts: Sequence[int] | None = None) -> Tensor:
+def all_gather_rows(own: Tensor, counts: Sequence[int] | None = None) -> Tensor:
     """The rows of all processes, one after another; each may have another number of them."""
     if world_size() == 1:
         return own
-    counts = lengths(len(own)) if counts is None else counts
+    counts = all_lengths(len(own)) if counts is None else counts
     widest = max(counts)
     if len(own) < widest:
         own = torch.cat([own, own.new_zeros(widest - len(own), *own.shape[1:])])
@@ -247,7 +247,7 @@ def rows_of_all(own: Tensor, counts: Sequence[int] | None = None) -> Tensor:
     return torch.cat([part[:n] for part, n in zip(every.split(widest), counts, strict=True)])
 
 
-def exchanged(rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+def all_to_all(rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
     """Rows in the order of the processes they are for, so many each; those for this one."""
     if world_size() == 1:
         return rows
@@ -256,20 +256,20 @@ def exchanged(rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Ten
     return into
 
 
-def swapped(own: Sequence[int]) -> list[int]:
+def all_to_all_counts(own: Sequence[int]) -> list[int]:
     """One number for each process; those that each of them has for this one."""
-    held = exchanged(torch.tensor(own), [1] * len(own), [1] * len(own))
+    held = all_to_all(torch.tensor(own), [1] * len(own), [1] * len(own))
     return [int(value) for value in held]
 
 
-def shuffled(function: Callable[[Any], Tensor], own: Any, seed: int | None) -> Tensor:
+def apply_shuffled(function: Callable[[Any], Tensor], own: Any, seed: int | None) -> Tensor:
     """`function` of rows that were permuted over all processes; what it gives comes back.
 
     Without a seed nothing is permuted.
     """
     if world_size() == 1 or seed is None:
         return function(own)
-    counts = torch.tensor(lengths(len(own)))
+    counts = torch.tensor(all_lengths(len(own)))
     ends = counts.cumsum(0)
     mine = slice(int(ends[rank()] - counts[rank()]), int(ends[rank()]))
     order = torch.randperm(int(ends[-1]), generator=torch.Generator().manual_seed(seed))
@@ -278,9 +278,9 @@ def shuffled(function: Callable[[Any], Tensor], own: Any, seed: int | None) -> T
     sender = torch.bucketize(order[mine], ends, right=True)
     out, come = (w.bincount(minlength=len(counts)).tolist() for w in (owner, sender))
     leaving, arriving = place.argsort(), sender.argsort(stable=True)
-    strange = exchanged(own[leaving.to(own.device)], out, come)
+    strange = all_to_all(own[leaving.to(own.device)], out, come)
     given = function(_like(own, strange[arriving.argsort().to(own.device)]))
-    back = exchanged(given[arriving.to(own.device)], come, out)
+    back = all_to_all(given[arriving.to(own.device)], come, out)
     return back[leaving.argsort().to(own.device)]
 
 

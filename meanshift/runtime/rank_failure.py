@@ -11,7 +11,7 @@ from typing import Any
 from torch import distributed
 
 
-class Lost(OSError):
+class RankFailure(OSError):
     """Another process does not answer any more; the message says which."""
 
 
@@ -66,7 +66,7 @@ class AddressBook:
         )
 
 
-def is_silence(error: BaseException) -> bool:
+def is_connection_loss(error: BaseException) -> bool:
     """Whether a collective call failed, rather than something in this process."""
     words = ("gloo", "timed out", "connection closed", "connection reset", "nccl", "watchdog")
     text = str(error).lower()

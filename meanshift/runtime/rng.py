@@ -31,18 +31,18 @@ def uniform(
     return _shift_right(bits(seed, epoch, ids, stream, count), 11).double() * 2.0**-53
 
 
-def order(seed: int, epoch: int, size: int) -> Int[Tensor, " size"]:
+def permutation(seed: int, epoch: int, size: int) -> Int[Tensor, " size"]:
     """The order in which an epoch visits `size` images."""
     return bits(seed, epoch, torch.arange(size), ORDER, 1)[:, 0].argsort(stable=True)
 
 
-def choose(seed: int, size: int, count: int, stream: int) -> Int[Tensor, " chosen"]:
+def choice(seed: int, size: int, count: int, stream: int) -> Int[Tensor, " chosen"]:
     """`count` of `size` indices (all, when there are no more), drawn at random, in rising order."""
     rank = bits(seed, 0, torch.arange(size), stream, 1)[:, 0]
     return rank.argsort(stable=True)[:count].sort().values
 
 
-def seed_of(seed: int, step: int, stream: int) -> int:
+def derive_seed(seed: int, step: int, stream: int) -> int:
     """A seed for a library's own generator (initial weights, dropout), at its address."""
     return int(bits(seed, step, torch.zeros(1, dtype=torch.int64), stream, 1)) & (2**63 - 1)
 

@@ -25,7 +25,7 @@ if sys.platform != "win32":
     import fcntl
 
 
-class Journal:
+class RunDirectory:
     """A run directory, opened for a config: begun anew, or continued if the settings allow it.
 
     Of several processes one `writes`; the others may call the same, and nothing happens.
@@ -37,20 +37,20 @@ class Journal:
         self.snapshots = folder / "snapshots"
         self.results = folder / "results"
 
-    def begin(self, config: Config, *, extra: Mapping[str, Any]) -> Journal:
+    def begin(self, config: Config, *, extra: Mapping[str, Any]) -> RunDirectory:
         """Make or reopen the directory and say what the run is; refuse another run's directory."""
         if not self.writes:  # nor looks at what another is writing
             return self
         self.refuse_other(config)
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.folder / "config.json", config.to_json())
+        write_text(self.folder / "config.json", config.to_json())
         for part in (self.checkpoints, self.snapshots, self.results):
             part.mkdir(exist_ok=True)
         here = self.folder / "environment.json"
         earlier = json.loads(here.read_text()) if here.exists() else None
         sessions = [] if earlier is None else [*earlier.pop("earlier"), earlier]
         now = {**environment(), **extra, "earlier": sessions}
-        write_atomically(here, json.dumps(now, indent=2) + "\n")
+        write_text(here, json.dumps(now, indent=2) + "\n")
         return self
 
     def refuse_other(self, config: Config) -> None:
@@ -70,18 +70,18 @@ class Journal:
             yield
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        with alone(self.folder / ".lock", "is training in it", "another --out"):
+        with exclusive_lock(self.folder / ".lock", "is training in it", "another --out"):
             yield
 
     @staticmethod
-    def open(folder: Path) -> Journal:
+    def open(folder: Path) -> RunDirectory:
         """An existing run, to read."""
         if not (folder / "config.json").is_file():
             raise ValueError(
                 f"{folder}: not a run directory (no config.json); "
                 f"make one with: meanshift pretrain RECIPE --data SOURCE --out {folder}"
             )
-        return Journal(folder)
+        return RunDirectory(folder)
 
     @property
     def config(self) -> Config:
@@ -116,7 +116,7 @@ class Journal:
         for name in ("metrics.jsonl", "warnings.jsonl"):
             kept = [record for record in self.read(name) if record["step"] <= step]
             if self.writes and (self.folder / name).exists():
-                write_atomically(
+                write_text(
                     self.folder / name, "".join(json.dumps(record) + "\n" for record in kept)
                 )
 
@@ -124,11 +124,11 @@ class Journal:
         """Write `results/<name>.json`."""
         self.results.mkdir(exist_ok=True)
         path = self.results / f"{name}.json"
-        write_atomically(path, json.dumps(result, indent=2) + "\n")
+        write_text(path, json.dumps(result, indent=2) + "\n")
         return path
 
 
-class Tail:
+class JSONLTail:
     """The lines of a file that grows; one that was written anew is read from its beginning."""
 
     def __init__(self, path: Path) -> None:
@@ -175,14 +175,14 @@ def environment() -> dict[str, Any]:
     }
 
 
-def write_atomically(path: Path, content: str) -> None:
+def write_text(path: Path, content: str) -> None:
     """Write a text file whole or not at all."""
-    with whole_file(path, shared=True) as file:
+    with atomic_writer(path, shared=True) as file:
         file.write(content.encode())
 
 
 @contextmanager
-def alone(file: Path, doing: str, other: str) -> Iterator[None]:
+def exclusive_lock(file: Path, doing: str, other: str) -> Iterator[None]:
     """Refuse a second process that writes a file's folder; the lock dies with its process.
 
     A file called .lock says who holds it.
@@ -210,7 +210,7 @@ def alone(file: Path, doing: str, other: str) -> Iterator[None]:
 
 
 @contextmanager
-def whole_file(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
+def atomic_writer(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
     """A file to write beside `path`; only when all of it is on the disk does it take its place.
 
     Where several processes may write a `shared` one at once, each has its own beside it.

@@ -22,14 +22,14 @@ class Stopped(Exception):
 
 
 @contextmanager
-def caught(*, patience: float = 0.0) -> Iterator[list[int]]:
+def catch_signals(*, patience: float = 0.0) -> Iterator[list[int]]:
     """Collects SIGINT and SIGTERM, so that a step is finished and saved before the run leaves.
 
     A second one ends it at once; but not in the first seconds of `patience`, for a launcher hands
     a signal on that the whole group has had.
     """
     asked: list[int] = []
-    caught, first = (signal.SIGINT, signal.SIGTERM), time.monotonic()
+    catch_signals, first = (signal.SIGINT, signal.SIGTERM), time.monotonic()
 
     def ask(number: int, _: object) -> None:
         nonlocal first
@@ -42,12 +42,12 @@ def caught(*, patience: float = 0.0) -> Iterator[list[int]]:
             signal.raise_signal(number)
 
     try:
-        before = [signal.signal(number, ask) for number in caught]
+        before = [signal.signal(number, ask) for number in catch_signals]
     except ValueError:  # not the main thread: whoever owns it decides
         yield asked
         return
     try:
         yield asked
     finally:
-        for number, handler in zip(caught, before, strict=True):
+        for number, handler in zip(catch_signals, before, strict=True):
             signal.signal(number, handler)

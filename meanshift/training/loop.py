@@ -13,18 +13,18 @@ import torch
 from torch import nn
 
 from meanshift.config import Config
-from meanshift.data import train_and_held_out
-from meanshift.data.loader import batches, steps_an_epoch
+from meanshift.data import train_and_validation
+from meanshift.data.loader import batches, steps_per_epoch
 from meanshift.methods import MeanShift, build
 from meanshift.models.encoder import Encoder, memory_format
-from meanshift.models.sync_batch_norm import synchronized
+from meanshift.models.sync_batch_norm import convert_sync_batch_norm
 from meanshift.ops import collapse
 from meanshift.runtime import checkpoint, distributed, rng, signals
 from meanshift.runtime.device import autocast, pick_device, pick_precision
-from meanshift.runtime.run_directory import Journal
+from meanshift.runtime.run_directory import RunDirectory
 from meanshift.training import resume
 from meanshift.training.console import Console
-from meanshift.training.metrics import BadImages, Tally
+from meanshift.training.metrics import BadFiles, MetricAverages
 from meanshift.training.optim import Schedule, build_optimizer
 from meanshift.training.snapshot import snapshot_epochs, take_snapshot
 from meanshift.transforms.augment import TwoViews
@@ -41,38 +41,38 @@ def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None)
     >>> from meanshift.config.recipes import recipe
     >>> pretrain(recipe("small").with_overrides({"data.source": "photos"}), "runs/photos")
     """
-    device = distributed.own_device(pick_device(config.train.device))
-    journal = Journal(Path(out), writes=distributed.rank() == 0)
-    with distributed.joined(device, timeout=config.train.timeout), ExitStack() as held:
+    device = distributed.local_device(pick_device(config.train.device))
+    journal = RunDirectory(Path(out), writes=distributed.rank() == 0)
+    with distributed.process_group(device, timeout=config.train.timeout), ExitStack() as held:
         return _pretrain(config, journal, device, monitor, held)
 
 
 def _pretrain(
     config: Config,
-    journal: Journal,
+    journal: RunDirectory,
     device: torch.device,
     monitor: Monitor | None,
     held: ExitStack,
 ) -> Path:
     train, world = config.train, distributed.world_size()
-    with distributed.together():
+    with distributed.fail_together():
         _refuse_small_shares(train.batch_size)
         journal.refuse_other(config)
-        source, _ = train_and_held_out(config.data.source, config.data.held_out, seed=train.seed)
+        source, _ = train_and_validation(config.data.source, config.data.held_out, seed=train.seed)
         precision = pick_precision(train.precision, device)
         method = build_method(config).to(device).train()
         if train.batch_norm == "sync":
-            synchronized(method, device)
+            convert_sync_batch_norm(method, device)
         backbone, layout = method.online.get_submodule("backbone"), memory_format(method)
         method.to(memory_format=layout)
         optimizer = build_optimizer(train, method)
         scaler = torch.amp.GradScaler(device.type, enabled=precision == torch.float16)
-        schedule = Schedule(config, steps=steps_an_epoch(source, train.batch_size))
+        schedule = Schedule(config, steps=steps_per_epoch(source, train.batch_size))
         two_views = TwoViews(config.views, train.seed, config.data.image_size)
         moments = snapshot_epochs(train.epochs, train.snapshots)
         fingerprint = source.fingerprint()
     resume.refuse_different(journal, "images", fingerprint)
-    with distributed.together():
+    with distributed.fail_together():
         held.enter_context(journal.alone())
         state, unreadable = checkpoint.latest(journal.checkpoints)
         if state is not None:  # before a word is written: what is refused stays as it was
@@ -87,9 +87,9 @@ def _pretrain(
         "processes": world,
     } | ({"compiled": True} if train.compile else {})
     about = {"source": fingerprint, "images": len(source), "steps": schedule.total}
-    tally, bad, start = Tally(), BadImages(config.data.bad_share, len(source)), 0
+    tally, bad, start = MetricAverages(), BadFiles(config.data.bad_share, len(source)), 0
     noted = list[tuple[str, str]]()
-    with distributed.together():
+    with distributed.fail_together():
         journal.begin(config, extra={**machine, **about})
         if state is not None:
             resume.load(method, state, journal)
@@ -100,7 +100,7 @@ def _pretrain(
             noted = [("checkpoint", f"{wrong}; going back to step {start}") for wrong in unreadable]
             was = {"processes": 1, **state["machine"]}
             if was != machine and start < schedule.total:
-                noted += [("machine", resume.told_apart(was, machine))]
+                noted += [("machine", resume.describe_change(was, machine))]
         journal.rewind(start if state is not None else -1)
     del state  # as large as what was made of it
     console = Console(schedule, start, train.batch_size, shown=journal.writes)
@@ -112,7 +112,7 @@ def _pretrain(
     if train.compile:
         method.online.compile()
         method.target.compile()
-    stepping = distributed.parallel(method, functools.partial(_warm_up, config, device))
+    stepping = distributed.data_parallel(method, functools.partial(_warm_up, config, device))
 
     def record(kind: str, step: int, epoch: int, figures: dict[str, Any]) -> None:
         journal.append("metrics.jsonl", {"kind": kind, "step": step, "epoch": epoch, **figures})
@@ -122,7 +122,7 @@ def _pretrain(
 
     def look(step: int, epoch: int, *, monitored: bool) -> None:
         """Judge the weights as they are, and keep the moment where it is one to keep."""
-        distributed.same_as_first(_statistics(method))
+        distributed.broadcast(_statistics(method))
         if monitored and monitor is not None:
             judged = monitor(backbone)
             record("monitor", step, epoch, judged)
@@ -164,15 +164,15 @@ def _pretrain(
         pin_memory=device.type == "cuda",
     )
     patience = 5.0 if world > 1 else 2.0  # a launcher may hand on a signal that the run has had
-    with signals.caught(patience=patience) as asked, console, closing(feed):
+    with signals.catch_signals(patience=patience) as asked, console, closing(feed):
         for batch in feed:
             step, done, epoch = batch.step, batch.step + 1, batch.epoch + 1
             epoch_ends = done % schedule.steps == 0
             optimizer.param_groups[0]["lr"] = schedule.lr(step)
             method.k, method.momentum = schedule.k(step), schedule.momentum(step)
             if train.batch_norm == "shuffle":
-                method.shuffle = rng.seed_of(train.seed, step, rng.SHUFFLE)
-            dropout = rng.seed_of(train.seed, step, rng.NETWORK)
+                method.shuffle = rng.derive_seed(train.seed, step, rng.SHUFFLE)
+            dropout = rng.derive_seed(train.seed, step, rng.NETWORK)
             torch.manual_seed(dropout + distributed.rank())
 
             batch = batch.to(device)
@@ -189,13 +189,13 @@ def _pretrain(
             scaler.scale(told.loss * share).backward()
             scaler.step(optimizer)
             scaler.update()
-            method.follow()
+            method.after_update()
             tally.add(told, batch.labels)
             console.step()
 
-            stop, unread = distributed.most(*asked[:1] or [0], len(batch.bad))
+            stop, unread = distributed.all_max(*asked[:1] or [0], len(batch.bad))
             if unread:
-                bad.count(distributed.gathered(batch.bad), done, journal, console)
+                bad.count(distributed.all_gather_list(batch.bad), done, journal, console)
             if done % train.log_every == 0 or epoch_ends:
                 figures = {"lr": schedule.lr(step), "k": method.k, "momentum": method.momentum}
                 figures |= tally.means()
@@ -203,12 +203,12 @@ def _pretrain(
                 if "purity" in figures:  # as the authors' program counts it, beside the paper's
                     others = (method.k - 1) * figures["purity"]
                     figures["purity_with_self"] = (1 + others) / method.k
-                embeddings = distributed.rows_of_all(told.embeddings)
+                embeddings = distributed.all_gather_rows(told.embeddings)
                 figures["effective_rank"] = collapse.effective_rank(embeddings)
                 figures["spread"] = collapse.spread(embeddings)
                 record("train", done, epoch, figures | console.speed())
                 console.show(figures)
-                alarm = collapse.collapse(
+                alarm = collapse.collapse_warning(
                     agreement=figures["agreement"],
                     rank=figures["effective_rank"],
                     spread=figures["spread"],
@@ -226,7 +226,7 @@ def _pretrain(
             if keep or stop or _save_due(done, train.save_every * schedule.steps):
                 save(done)
             if stop and done < schedule.total:
-                distributed.wait()  # a launcher ends the rest when the first leaves
+                distributed.barrier()  # a launcher ends the rest when the first leaves
                 raise signals.Stopped(stop, done)
         bad.report(console)
         if events is not None:
@@ -237,7 +237,7 @@ def _pretrain(
 def build_method(config: Config) -> MeanShift:
     """The method of a config with the initial weights that its seed gives."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rng.seed_of(config.train.seed, 0, rng.INITIAL))
+        torch.manual_seed(rng.derive_seed(config.train.seed, 0, rng.INITIAL))
         encoder = Encoder(config.encoder, dim=config.method.dim, image_size=config.data.image_size)
         return build(config.method, encoder, seed=config.train.seed)
 
@@ -253,7 +253,7 @@ def _save_due(done: int, every: float) -> bool:
 
 def _refuse_nonsense(loss: float, step: int, lr: float) -> None:
     if not math.isfinite(loss):
-        raise distributed.Shared(
+        raise distributed.SharedError(
             f"the loss is {loss} at step {step}: the run cannot go on; "
             f"begin another with a lower --train.lr than {lr:g}"
         )
@@ -280,7 +280,7 @@ def _warm_up(config: Config, device: torch.device, stepping: nn.Module) -> torch
     return loss
 
 
-def _tensorboard(journal: Journal, start: int) -> Any:
+def _tensorboard(journal: RunDirectory, start: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

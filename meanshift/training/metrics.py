@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from meanshift.runtime import distributed
-from meanshift.runtime.run_directory import Journal
+from meanshift.runtime.run_directory import RunDirectory
 from meanshift.training.console import Console
 
 
-class Tally:
+class MetricAverages:
     """Sums of what the steps told since the last log line, kept on the device until then."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Tally:
 
     def of_all(self) -> list[dict[str, Tensor]]:
         """The sums of each process, to be saved."""
-        return distributed.gathered([{name: held.cpu() for name, held in self.sums.items()}])
+        return distributed.all_gather_list([{name: held.cpu() for name, held in self.sums.items()}])
 
     def load(self, saved: list[dict[str, Tensor]]) -> None:
         """Take over one's own; where there were other processes, the first takes all."""
@@ -52,19 +52,19 @@ class Tally:
         if not names:
             return {}
         pairs = [torch.stack([self.sums[name], self.sums[f"of {name}"]]) for name in names]
-        held = distributed.summed(torch.stack(pairs)).tolist()
+        held = distributed.all_sum(torch.stack(pairs)).tolist()
         self.sums = {}
         return {n: total / count for n, (total, count) in zip(names, held, strict=True) if count}
 
 
-class BadImages:
+class BadFiles:
     """Unreadable images: each is named once, and too many end the run."""
 
     def __init__(self, share: float, size: int) -> None:
         self.share, self.size, self.known = share, size, dict[str, str]()
 
     def count(
-        self, found: list[tuple[str, str]], step: int, journal: Journal, console: Console
+        self, found: list[tuple[str, str]], step: int, journal: RunDirectory, console: Console
     ) -> None:
         for title, why in found:
             if title not in self.known:
@@ -73,7 +73,7 @@ class BadImages:
                 journal.warn(step, "bad image", why, file=title)
         if len(self.known) > self.share * self.size:
             listed = "\n".join(f"  {title}: {why}" for title, why in self.known.items())
-            raise distributed.Shared(
+            raise distributed.SharedError(
                 f"{len(self.known)} of {self.size} images cannot be read so far, more than the "
                 f"{self.share:.1%} that are allowed:\n{listed}\n"
                 f"repair or remove them, or raise --data.bad_share"

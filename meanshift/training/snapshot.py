@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from meanshift.config import Config
-from meanshift.data import Source, Unreadable
+from meanshift.data import Source, UnreadableSample
 from meanshift.methods import MeanShift
-from meanshift.models.features import extract, judged
+from meanshift.models.features import eval_mode, extract_features
 from meanshift.ops import collapse
-from meanshift.ops.topk import nearest
+from meanshift.ops.topk import nearest_neighbors
 from meanshift.runtime import checkpoint, distributed, rng
-from meanshift.runtime.run_directory import Journal
-from meanshift.transforms.replay import draw_again
+from meanshift.runtime.run_directory import RunDirectory
+from meanshift.transforms.replay import replay_views
 
 
 def snapshot_epochs(epochs: int, count: int) -> set[int]:
@@ -26,7 +26,7 @@ def snapshot_epochs(epochs: int, count: int) -> set[int]:
 
 
 def take_snapshot(
-    journal: Journal,
+    journal: RunDirectory,
     method: MeanShift,
     source: Source,
     config: Config,
@@ -37,9 +37,9 @@ def take_snapshot(
     encoder = method.online
     backbone, projector = encoder.get_submodule("backbone"), encoder.get_submodule("projector")
     device = next(encoder.parameters()).device
-    indices = rng.choose(config.train.seed, len(source), config.train.probe_size, rng.PROBE)
-    bad: dict[int, Unreadable] = {}  # they are warned of where they are met in training
-    features = extract(
+    indices = rng.choice(config.train.seed, len(source), config.train.probe_size, rng.PROBE)
+    bad: dict[int, UnreadableSample] = {}  # they are warned of where they are met in training
+    features = extract_features(
         backbone,
         source.take(indices),
         image_size=config.data.image_size,
@@ -50,7 +50,7 @@ def take_snapshot(
     if bad and len(bad) < len(indices):
         readable = [row for row in range(len(indices)) if row not in bad]
         features, indices = features[readable], indices[readable]
-    with torch.no_grad(), judged(projector):
+    with torch.no_grad(), eval_mode(projector):
         embeddings = projector(features.to(device)).cpu()
     features = features.half()
     whole = backbone.state_dict()
@@ -74,7 +74,7 @@ def take_snapshot(
         before = checkpoint.read(earlier[-1])
         if torch.equal(before["indices"], indices):
             was = _neighbors(before["features"])
-            told["neighbors_kept"] = collapse.stability(was, _neighbors(features))
+            told["neighbors_kept"] = collapse.neighbor_stability(was, _neighbors(features))
     return told
 
 
@@ -100,10 +100,10 @@ def _purity_of_views(
     sums = torch.zeros(3, dtype=torch.float64)  # of weak views, of strong ones, with a label
     own = indices[source.labels[indices] >= 0]
     turns = -(-len(own) // (256 * distributed.world_size()))
-    own = own[slice(*distributed.share(len(own)))]
-    with judged(method):  # so the bank is searched and not written
+    own = own[slice(*distributed.shard_range(len(own)))]
+    with eval_mode(method):  # so the bank is searched and not written
         for ids in own.tensor_split(max(1, turns)):
-            drawn = draw_again(source, ids, epoch=epoch, config=config)
+            drawn = replay_views(source, ids, epoch=epoch, config=config)
             labels = source.labels[drawn.ids]
             for at, view in enumerate((drawn.target, drawn.online)):
                 u = method.project(view.to(device))
@@ -111,11 +111,11 @@ def _purity_of_views(
                 assert purity is not None
                 sums[at] += purity.nan_to_num().cpu() * (labels >= 0).sum()
             sums[2] += (labels >= 0).sum()
-    weak, strong, known = distributed.summed(sums).tolist()
+    weak, strong, known = distributed.all_sum(sums).tolist()
     return {"purity_weak": weak / known, "purity_strong": strong / known} if known else {}
 
 
 def _neighbors(features: Tensor) -> Tensor:
     unit = nn.functional.normalize(features.float(), dim=1)
     others = min(10, len(unit) - 1)
-    return nearest(unit, unit, others, leave_out=torch.arange(len(unit)))[0]
+    return nearest_neighbors(unit, unit, others, leave_out=torch.arange(len(unit)))[0]

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from meanshift.config import Strength, Views
-from meanshift.ops.image import Colors, color, crop, normalize
+from meanshift.ops.image import ColorParameters, apply_color, crop, normalize
 from meanshift.runtime import rng
 
 PIXELS = 2**19
@@ -74,14 +74,14 @@ def draw_flips(views: Views, address: Address) -> Bool[Tensor, " batch"]:
     return address.uniform[:, _FLIP] < views.flip
 
 
-def draw_colors(views: Views, address: Address) -> Colors:
+def draw_colors(views: Views, address: Address) -> ColorParameters:
     """Jitter, gray and blur of a strong view, by the rules of ColorJitter and of MoCo v2."""
     u = address.uniform
     reach = torch.tensor(views.jitter_strength, dtype=torch.float64)
     unchanged = torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64)
     low, high = views.blur_sigma
     blurred = u[:, _BLURRED] < views.blur
-    return Colors(
+    return ColorParameters(
         factors=unchanged + reach * (2 * u[:, _FACTORS] - 1),
         sequence=u[:, _SEQUENCE].argsort(1),
         jittered=u[:, _JITTERED] < views.jitter,
@@ -149,7 +149,7 @@ class TwoViews:
             boxes = draw_boxes(self.views, address, *sizes.unbind(1))
             view = crop(images, boxes, draw_flips(self.views, address), self.size)
         if strength == "strong":
-            view = color(view, draw_colors(self.views, address))
+            view = apply_color(view, draw_colors(self.views, address))
         return view
 
     def _roles(self) -> list[tuple[int, Strength]]:

@@ -10,18 +10,18 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms.v2 import functional as TF
 
-from meanshift.data import Source, Unreadable
+from meanshift.data import Source, UnreadableSample
 from meanshift.runtime import distributed
 
-PREPARED = 1  # raised whenever `prepare` changes, so that older files are not met again
+TRANSFORM_VERSION = 1  # raised whenever `prepare` changes, so that older files are not met again
 
 
-def prepare(
+def eval_transform(
     source: Source,
     indices: Int[Tensor, " batch"],
     image_size: int,
     resize: int = 0,
-    bad: dict[int, Unreadable] | None = None,
+    bad: dict[int, UnreadableSample] | None = None,
     bicubic: bool = False,
 ) -> UInt8[Tensor, "batch channels _ _"]:
     """Images as they are judged: small ones of one size as they are, others cut from the center.
@@ -52,7 +52,7 @@ def prepare(
     )
 
 
-def as_they_are(source: Source, image_size: int) -> bool:
+def needs_no_resize(source: Source, image_size: int) -> bool:
     """Whether `prepare` leaves every image of a source alone."""
     if not source.uniform:
         return False
@@ -60,12 +60,12 @@ def as_they_are(source: Source, image_size: int) -> bool:
     return image_size <= side <= max(image_size, 64)
 
 
-def first_of_share(images: int, batch_size: int) -> int:
+def first_index_of_rank(images: int, batch_size: int) -> int:
     """The first image of this process's part of the batches."""
-    return distributed.share(-(-images // batch_size))[0] * batch_size
+    return distributed.shard_range(-(-images // batch_size))[0] * batch_size
 
 
-class Prepared(Dataset[tuple[Tensor, dict[int, Unreadable]]]):
+class EvalDataset(Dataset[tuple[Tensor, dict[int, UnreadableSample]]]):
     """Whole batches of prepared images, with what could not be read.
 
     Of several processes each has its part of the batches, which are those of one.
@@ -77,26 +77,26 @@ class Prepared(Dataset[tuple[Tensor, dict[int, Unreadable]]]):
         self.source, self.image_size, self.resize = source, image_size, resize
         self.bicubic = bicubic
         batches = torch.arange(len(source)).split(batch_size)
-        self.batches = batches[slice(*distributed.share(len(batches)))]
+        self.batches = batches[slice(*distributed.shard_range(len(batches)))]
 
     def __len__(self) -> int:
         return len(self.batches)
 
-    def __getitem__(self, batch: int) -> tuple[Tensor, dict[int, Unreadable]]:
-        bad: dict[int, Unreadable] = {}
+    def __getitem__(self, batch: int) -> tuple[Tensor, dict[int, UnreadableSample]]:
+        bad: dict[int, UnreadableSample] = {}
         indices = self.batches[batch]
-        images = prepare(
+        images = eval_transform(
             self.source, indices, self.image_size, self.resize, bad, bicubic=self.bicubic
         )
         return images.contiguous(), bad
 
 
 def _readable(
-    source: Source, index: int, image_size: int, bad: dict[int, Unreadable] | None
+    source: Source, index: int, image_size: int, bad: dict[int, UnreadableSample] | None
 ) -> Tensor:
     try:
         return source.read(index)
-    except Unreadable as error:
+    except UnreadableSample as error:
         if bad is None:
             raise
         bad[index] = error

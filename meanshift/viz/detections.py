@@ -14,7 +14,7 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
-from meanshift.ops.average_precision import Found, Truth, matched
+from meanshift.ops.average_precision import Detections, GroundTruth, match
 from meanshift.viz import style
 
 if TYPE_CHECKING:
@@ -57,7 +57,9 @@ class Mark:
     score: float | None
 
 
-def count(truths: Sequence[Truth], founds: Sequence[Found], *, score: float = 0.5) -> str:
+def count(
+    truths: Sequence[GroundTruth], founds: Sequence[Detections], *, score: float = 0.5
+) -> str:
     """The figure's sentence: how many objects were found, and how many alarms were false."""
     marks = [mark for pair in zip(truths, founds, strict=True) for mark in _marks(*pair, score)]
     found, missed, false = (sum(mark.style is style for mark in marks) for style in STYLES[:3])
@@ -67,8 +69,8 @@ def count(truths: Sequence[Truth], founds: Sequence[Found], *, score: float = 0.
 
 def draw(
     images: Sequence[UInt8[Tensor, "3 _ _"]],
-    truths: Sequence[Truth],
-    founds: Sequence[Found],
+    truths: Sequence[GroundTruth],
+    founds: Sequence[Detections],
     *,
     classes: Sequence[str],
     titles: Sequence[str],
@@ -103,9 +105,9 @@ def draw(
     return figure
 
 
-def _marks(truth: Truth, found: Found, score: float) -> list[Mark]:
+def _marks(truth: GroundTruth, found: Detections, score: float) -> list[Mark]:
     """The boxes of one photograph: those found first, then the missed, then false alarms."""
-    of_found, of_truth = matched(found, truth, score=score)
+    of_found, of_truth = match(found, truth, score=score)
     marks = []
     for index, by in enumerate(of_truth.tolist()):
         style = HARD if truth.difficult[index] else MISSED if by < 0 else FOUND

@@ -22,19 +22,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from meanshift.config import HARMLESS, differences, settings
-from meanshift.data import Source, Unreadable, train_and_held_out
-from meanshift.ops.topk import nearest
+from meanshift.data import Source, UnreadableSample, train_and_validation
+from meanshift.ops.topk import nearest_neighbors
 from meanshift.runtime import checkpoint
-from meanshift.runtime.run_directory import Journal, Tail
-from meanshift.transforms.replay import square
+from meanshift.runtime.run_directory import JSONLTail, RunDirectory
+from meanshift.transforms.replay import center_square
 
 
-class Lacking(ValueError):
+class MissingData(ValueError):
     """What an image needs and the runs do not hold, and what to type to have it."""
 
 
 @dataclass(frozen=True)
-class Moment:
+class Snapshot:
     """A snapshot: unit features of the probe, and which images of the source they are."""
 
     epoch: int
@@ -53,7 +53,7 @@ class Run:
     def __init__(self, folder: Path | str, *, data: str | None = None) -> None:
         self.folder = Path(folder)
         self.name = self.folder.resolve().name
-        self.journal = Journal.open(self.folder)
+        self.journal = RunDirectory.open(self.folder)
         self.config, self.data = self.journal.config, data
         beside = Path(self.environment.get("directory", "."), self.config.data.source)
         if data is None and not Path(self.config.data.source).exists() and beside.exists():
@@ -65,7 +65,7 @@ class Run:
         lasting = [(n, _setting(self, n)) for n, *_ in settings() if n not in HARMLESS]
         self.identity = f"{first} {self.folder.resolve()} {lasting}"
         """Tells a run that was begun anew in the same folder from one that was continued."""
-        self._lines: dict[str, Tail] = {}
+        self._lines: dict[str, JSONLTail] = {}
         self._reading = threading.Lock()
 
     # What was written while training
@@ -73,7 +73,7 @@ class Run:
     def lines(self, name: str) -> list[dict[str, Any]]:
         """The whole lines of a .jsonl file so far; only what is new is read."""
         with self._reading:  # the ends of the files are remembered, so one thread at a time
-            tail = self._lines.setdefault(name, Tail(self.folder / name))
+            tail = self._lines.setdefault(name, JSONLTail(self.folder / name))
             return list(tail.read())
 
     def records(self, kind: str) -> list[dict[str, Any]]:
@@ -164,17 +164,19 @@ class Run:
         was = self.journal.config.data.source
         say = f"say where they lie now: --data SOURCE (in training it was {was})"
         try:
-            train, held = train_and_held_out(data.source, data.held_out, seed=seed)
+            train, held = train_and_validation(data.source, data.held_out, seed=seed)
         except (ValueError, OSError) as error:
             why = str(error).partition("; need")[0]
-            raise Lacking(f"{self.folder}: its images cannot be found ({why}); {say}") from None
+            raise MissingData(f"{self.folder}: its images cannot be found ({why}); {say}") from None
         known = self.environment.get("source")
         largest = -1
         if self.epochs:
-            with contextlib.suppress(Lacking):  # a damaged one is spoken of by those who need it
+            with contextlib.suppress(
+                MissingData
+            ):  # a damaged one is spoken of by those who need it
                 largest = int(self.moment(self.epochs[-1]).indices.max())
         if largest >= len(train) or (known and known != train.fingerprint()):
-            raise Lacking(
+            raise MissingData(
                 f"{self.folder}: was trained on other images than the {len(train)} in "
                 f"{data.source} now; {say}"
             )
@@ -184,9 +186,9 @@ class Run:
         """A training image cut square from its center; an unreadable one is gray."""
         try:
             image = self.source.read(index)
-        except Unreadable:
+        except UnreadableSample:
             return torch.full((side, side, 3), 128, dtype=torch.uint8)
-        return square(image, side)
+        return center_square(image, side)
 
     # The snapshots
 
@@ -200,18 +202,18 @@ class Run:
         return self.journal.snapshots / f"epoch-{epoch:04d}.pt"
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 (a run lives as long as the page that shows it)
-    def moment(self, epoch: int) -> Moment:
+    def moment(self, epoch: int) -> Snapshot:
         """The snapshot after an epoch."""
         if epoch not in self.epochs:
             known = ", ".join(map(str, self.epochs)) or "none"
-            raise Lacking(f"{self.folder}: no snapshot after epoch {epoch}; there are {known}")
+            raise MissingData(f"{self.folder}: no snapshot after epoch {epoch}; there are {known}")
         try:
             state = checkpoint.read(self.snapshot(epoch))
         except ValueError as error:
-            raise Lacking(f"{error}; move it away to see the others") from None
+            raise MissingData(f"{error}; move it away to see the others") from None
         features = F.normalize(state["features"].float(), dim=1)
         if not features.isfinite().all():
-            raise Lacking(
+            raise MissingData(
                 f"{self.snapshot(epoch)}: not all features are numbers, so the run diverged; begin "
                 f"another with a lower --train.lr, or move this file away to see the others"
             )
@@ -220,15 +222,15 @@ class Run:
             rows = {index: row for row, index in enumerate(indices.tolist())}
             indices = self.moment(last).indices  # images became readable or unreadable meanwhile
             if not set(indices.tolist()) <= set(rows):
-                raise Lacking(f"{self.snapshot(epoch)}: of other images than later ones")
+                raise MissingData(f"{self.snapshot(epoch)}: of other images than later ones")
             features = features[[rows[index] for index in indices.tolist()]]
-        return Moment(epoch, indices, features)
+        return Snapshot(epoch, indices, features)
 
     def some_epochs(self, count: int = 0) -> list[int]:
         """All epochs with snapshots, or `count` of them from the first to the last."""
         epochs = self.epochs
         if not epochs:
-            raise Lacking(
+            raise MissingData(
                 f"{self.folder}: no snapshots; they are taken while training, with "
                 f"--train.snapshots 6"
             )
@@ -249,7 +251,7 @@ class Run:
         """The nearest others of each image inside the probe: (rows of the probe, similarity)."""
         unit = self.moment(epoch).features
         count = min(count, len(unit) - 1)
-        return nearest(unit, unit, count, leave_out=torch.arange(len(unit)))
+        return nearest_neighbors(unit, unit, count, leave_out=torch.arange(len(unit)))
 
     @property
     def labels(self) -> Int[Tensor, " n"] | None:
@@ -263,7 +265,7 @@ class Run:
         """Share of each probe image's nearest others that have its label."""
         labels = self.labels
         if labels is None:
-            raise Lacking(f"{self.folder}: no labels, so no purity")
+            raise MissingData(f"{self.folder}: no labels, so no purity")
         near, _ = self.neighbors(epoch, count)
         return ((labels[near] == labels[:, None]) & (labels[:, None] >= 0)).float().mean(1)
 
@@ -276,12 +278,12 @@ class Run:
             with path.open("rb") as file, np.load(file) as held:
                 assigned, titles = torch.from_numpy(held["assigned"]), held["image"]
         except FileNotFoundError:
-            raise Lacking(f"{self.folder}: not clustered yet; {type_this}") from None
+            raise MissingData(f"{self.folder}: not clustered yet; {type_this}") from None
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-            raise Lacking(f"{path}: cannot be read ({error}); {type_this}") from None
+            raise MissingData(f"{path}: cannot be read ({error}); {type_this}") from None
         place = {self.source.title(i): i for i in range(len(self.source))}
         if not all(str(title) in place for title in titles):
-            raise Lacking(f"{path}: of other images than the run's; {type_this}")
+            raise MissingData(f"{path}: of other images than the run's; {type_this}")
         return assigned, torch.tensor([place[str(title)] for title in titles])
 
 

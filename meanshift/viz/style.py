@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meanshift.runtime.run_directory import whole_file
+from meanshift.runtime.run_directory import atomic_writer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -139,7 +139,7 @@ def save(
     for suffix in suffixes:
         told = {**about, {".png": "Software", ".svg": "Date"}[suffix]: None}
         target = path.with_name(path.name + suffix)
-        with whole_file(target, shared=True) as file, warnings.catch_warnings():
+        with atomic_writer(target, shared=True) as file, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph")  # of scripts that the font lacks
             drawn.savefig(file, format=suffix[1:], dpi=DPI, metadata=told)
         files.append(target)

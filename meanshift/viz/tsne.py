@@ -17,8 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from meanshift.runtime import rng
-from meanshift.runtime.run_directory import whole_file
-from meanshift.viz.run_reader import Lacking, Run
+from meanshift.runtime.run_directory import atomic_writer
+from meanshift.viz.run_reader import MissingData, Run
 
 _DRAWN = 1  # raised when a map would come out otherwise, so that older files are not met again
 
@@ -70,7 +70,7 @@ def _framed(maps: list[EpochMap]) -> list[EpochMap]:
 def _chain(run: Run, epochs: list[int], most: int) -> Iterator[EpochMap]:
     rows, before, key = _drawn(run, most), None, str(_DRAWN)
     if len(rows) < 5:
-        raise Lacking(f"{run.folder}: a map needs 5 images or more, the probe has {len(rows)}")
+        raise MissingData(f"{run.folder}: a map needs 5 images or more, the probe has {len(rows)}")
     for epoch in epochs:
         features = run.moment(epoch).features[rows]
         key = hashlib.sha256(key.encode() + features.numpy().tobytes()).hexdigest()[:16]
@@ -80,7 +80,7 @@ def _chain(run: Run, epochs: list[int], most: int) -> Iterator[EpochMap]:
         except (OSError, ValueError):
             points = _tsne(features, before)
             path.parent.mkdir(exist_ok=True)
-            with whole_file(path, shared=True) as file:
+            with atomic_writer(path, shared=True) as file:
                 np.save(file, points.numpy())
         yield EpochMap(epoch, rows, points)
         before = points
@@ -88,7 +88,7 @@ def _chain(run: Run, epochs: list[int], most: int) -> Iterator[EpochMap]:
 
 def _drawn(run: Run, most: int) -> Int[Tensor, " n"]:
     size = len(run.moment(run.epochs[-1]).indices)
-    return rng.choose(0, size, most, rng.PROBE)
+    return rng.choice(0, size, most, rng.PROBE)
 
 
 def _tsne(features: Tensor, before: Tensor | None) -> Float[Tensor, "n 2"]:

@@ -64,9 +64,9 @@ def test_the_baseline_takes_the_same_steps(pair):
             optimizer.zero_grad()
             one.backward()
             optimizer.step()
-        ours.follow()
+        ours.after_update()
     torch.testing.assert_close(ours.bank.rows, theirs.queue)
-    theirs.follow()
+    theirs.after_update()
     for name, held in ours.target.named_parameters():
         torch.testing.assert_close(held, theirs.target.get_parameter(name))
 

@@ -13,7 +13,7 @@ import torch
 from meanshift import cli, load_encoder
 from meanshift.config import settings
 from meanshift.config.recipes import RECIPES
-from meanshift.data import train_and_held_out
+from meanshift.data import train_and_validation
 from meanshift.evaluation import context
 
 COMMANDS = "demo pretrain evaluate embed export figures report explore pack recipes bench".split()
@@ -279,7 +279,7 @@ def test_evaluate_judges_on_the_images_that_the_run_held_out(
 
     monkeypatch.setattr(context, "stored", spy)
     assert call("evaluate", "knn", run, "--ks", "1")[0] == 0
-    parts = train_and_held_out(str(source), 0.4, seed=3)
+    parts = train_and_validation(str(source), 0.4, seed=3)
     titles = [[part.title(i) for i in range(len(part))] for part in parts]
     assert sorted(judged) == sorted(titles)
 

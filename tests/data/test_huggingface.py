@@ -13,11 +13,11 @@ import torch
 
 from meanshift.config import Views
 from meanshift.config.recipes import recipe
-from meanshift.data import Unreadable, huggingface, open_source, shards
+from meanshift.data import UnreadableSample, huggingface, open_source, shards
 from meanshift.data.folder import FolderSource
 from meanshift.data.loader import batches
 from meanshift.data.packed import pack
-from meanshift.data.source import order_by_blocks
+from meanshift.data.source import block_order
 from meanshift.runtime import checkpoint, rng
 from meanshift.training.loop import pretrain
 from meanshift.transforms.augment import TwoViews
@@ -145,9 +145,9 @@ def test_images_kept_as_paths_are_read_from_their_files(tmp_path, photos):
         assert torch.equal(each.read(0), FolderSource(photos).read(0))
     gone = [{**files[0], "path": str(tmp_path / "gone.jpg")}]
     lost = huggingface.HubSource(dataset_of(photos, id=[0], image=gone, label=[0]), name="lost")
-    with pytest.raises(Unreadable, match=r"gone\.jpg"):
+    with pytest.raises(UnreadableSample, match=r"gone\.jpg"):
         lost.read(0)
-    with pytest.raises(Unreadable, match="neither bytes nor"):
+    with pytest.raises(UnreadableSample, match="neither bytes nor"):
         source.read(2)
 
 
@@ -211,7 +211,7 @@ def test_bad_images_are_unreadable_and_unknown_labels_stay_so(tmp_path, photos, 
     source = open_one(f"{kind}:{parquet_of(dataset, tmp_path / 'x.parquet')}")
     assert source.labels.tolist() == [0, -1, -1, *[1] * 10]
     for index in (1, 2):
-        with pytest.raises(Unreadable) as caught:
+        with pytest.raises(UnreadableSample) as caught:
             source.read(index)
         assert caught.value.title == source.title(index)
     assert torch.equal(source.read(3), FolderSource(photos).read(3))
@@ -285,13 +285,13 @@ def test_an_epoch_reads_each_row_group_once_and_holds_few(parquet, fetched, monk
     source = open_one(f"hf+stream:{parquet}")
     assert source.window == 2
     order = source.order(0, 3)
-    assert torch.equal(order, order_by_blocks(0, 3, source.rows, window=2))
+    assert torch.equal(order, block_order(0, 3, source.rows, window=2))
     for index in order.tolist():
         source.read(index)
         assert len(source._held) <= 2
     assert sorted(fetched) == list(range(7))
     fetched.clear()
-    for index in rng.order(0, 3, 13).tolist():
+    for index in rng.permutation(0, 3, 13).tolist():
         source.read(index)
     assert len(fetched) > 7  # what any other order costs
 

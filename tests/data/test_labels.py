@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from meanshift.config import Views
-from meanshift.data import open_source, stratified, train_and_held_out
+from meanshift.data import open_source, stratified, train_and_validation
 from meanshift.data.arrays import ArraySource
 from meanshift.data.folder import FolderSource
 from meanshift.data.labels import read_labels
-from meanshift.data.loader import batches, steps_an_epoch
+from meanshift.data.loader import batches, steps_per_epoch
 from meanshift.transforms.augment import TwoViews
 
 
@@ -268,7 +268,7 @@ def test_training_takes_the_labels_of_the_csv_too(split, table):
         table("file,label\n000.jpg,b\n001.jpg,a\n002.jpg,b\n100.jpg,b\n101.jpg,a\n"),
         split / "labels.csv",
     )
-    train, held = train_and_held_out(str(split), "auto", seed=0)
+    train, held = train_and_validation(str(split), "auto", seed=0)
     assert train.labels.tolist() == [1, 0, 1]
     assert held.labels.tolist() == [1, 0]
 
@@ -484,7 +484,7 @@ def assert_same(some, others):
 
 @pytest.mark.parametrize("batch_size", [1, 4, 5, 10, 11, 20])
 def test_an_epoch_has_each_image_exactly_once(eleven, batch_size):
-    steps = steps_an_epoch(eleven, batch_size, partial=True)
+    steps = steps_per_epoch(eleven, batch_size, partial=True)
     assert steps == -(-11 // batch_size)
     loaded = load(eleven, 0, 3 * steps, batch_size=batch_size)
     assert [batch.epoch for batch in loaded] == [step // steps for step in range(3 * steps)]
@@ -526,7 +526,7 @@ def test_workers_change_nothing_of_incomplete_batches(tmp_path, make_images):
 def test_whole_batches_are_the_same_with_and_without_the_incomplete_one(eleven):
     with_it, without = load(eleven, 0, 3), load(eleven, 0, 2, partial=False)
     assert_same(with_it[:2], without)
-    assert steps_an_epoch(eleven, 4) == 2
+    assert steps_per_epoch(eleven, 4) == 2
 
 
 def test_a_batch_larger_than_the_source_is_the_whole_source(eleven):

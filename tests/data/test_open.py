@@ -11,7 +11,7 @@ import torchvision
 from PIL import Image
 
 from meanshift.config import Views
-from meanshift.data import Unreadable, hold_out, open_source, train_and_held_out
+from meanshift.data import UnreadableSample, open_source, split_off, train_and_validation
 from meanshift.data.arrays import ArraySource
 from meanshift.data.decode import read_image
 from meanshift.data.folder import FolderSource
@@ -93,9 +93,9 @@ def test_train_val_and_test_are_splits(tmp_path, make_images):
     assert list(splits) == ["train", "val", "test"]
     assert [len(part) for part in splits.values()] == [5, 2, 1]
     assert splits["train"].classes == ["a", "b"]
-    train, held = train_and_held_out(str(tmp_path), "auto", seed=0)
+    train, held = train_and_validation(str(tmp_path), "auto", seed=0)
     assert (len(train), len(held)) == (5, 2)
-    assert len(train_and_held_out(str(tmp_path), "none", seed=0)[0]) == 5
+    assert len(train_and_validation(str(tmp_path), "none", seed=0)[0]) == 5
 
 
 def test_a_folder_that_holds_only_train_is_that_split(tmp_path, make_images):
@@ -227,7 +227,7 @@ def test_what_cannot_be_read_is_named(tmp_path, make_images, kind):
         Image.fromarray(np.full((4, 4), 70_000, np.int32)).save(path, format="TIFF")
     elif kind != "missing":
         write(path, b"hello" if kind == "text" else b"")
-    with pytest.raises(Unreadable) as caught:
+    with pytest.raises(UnreadableSample) as caught:
         read_image(path)
     assert caught.value.title == str(path)
     assert len(caught.value.why) > 10
@@ -409,7 +409,9 @@ def test_a_named_dataset_of_files_that_is_there(tmp_path, monkeypatch, make_imag
     assert source.classes == ["Forest", "River"]
     assert source.labels.tolist() == [0, 0, 1, 1]
     assert torch.equal(source.read(2), read_image(root / "River" / "000.jpg"))
-    with pytest.raises(Unreadable, match=r"River/001.jpg"):  # a number would not help to find it
+    with pytest.raises(
+        UnreadableSample, match=r"River/001.jpg"
+    ):  # a number would not help to find it
         source.read(3)
 
 
@@ -443,7 +445,7 @@ def test_the_sample_is_balanced():
 
 def test_hold_out_keeps_the_proportions_of_the_classes():
     source = labeled([50, 30, 20])
-    rest, held = hold_out(source, 0.1, seed=0)
+    rest, held = split_off(source, 0.1, seed=0)
     assert held.labels.bincount().tolist() == [5, 3, 2]
     assert rest.labels.bincount().tolist() == [45, 27, 18]
     assert numbers_of(rest) | numbers_of(held) == set(range(100))
@@ -452,41 +454,41 @@ def test_hold_out_keeps_the_proportions_of_the_classes():
 
 def test_hold_out_is_seeded():
     source = labeled([50, 50])
-    chosen = [numbers_of(hold_out(source, 0.2, seed=seed)[1]) for seed in (0, 0, 1)]
+    chosen = [numbers_of(split_off(source, 0.2, seed=seed)[1]) for seed in (0, 0, 1)]
     assert chosen[0] == chosen[1] != chosen[2]
     assert min(chosen[0]) < 50 <= max(chosen[0]) and chosen[0] != set(range(len(chosen[0])))
 
 
 def test_hold_out_works_without_labels():
     source = ArraySource(np.zeros((40, 2, 2), np.uint8), None, name="toy")
-    rest, held = hold_out(source, 0.25, seed=0)
+    rest, held = split_off(source, 0.25, seed=0)
     assert (len(rest), len(held), held.labels) == (30, 10, None)
 
 
 @pytest.mark.parametrize("share", [0.001, 0.999])
 def test_hold_out_leaves_no_side_empty(share):
     with pytest.raises(ValueError, match=r"toy: a share of .* of 20 images leaves one side empty"):
-        hold_out(labeled([10, 10]), share, seed=0)
+        split_off(labeled([10, 10]), share, seed=0)
 
 
 def test_a_tenth_of_a_labeled_source_is_held_out(tmp_path):
     for count, expected in ((200, 20), (60, None)):
         np.savez(tmp_path / "a.npz", x=np.zeros((count, 2, 2), np.uint8), y=np.arange(count) % 2)
-        train, held = train_and_held_out(str(tmp_path / "a.npz"), "auto", seed=0)
+        train, held = train_and_validation(str(tmp_path / "a.npz"), "auto", seed=0)
         assert (held and len(held)) == expected
         assert len(train) == count - (expected or 0)
 
 
 def test_a_split_that_does_not_exist_is_refused():
     with pytest.raises(ValueError, match=r"no split 'val'; it has test"):
-        train_and_held_out("sample", "val", seed=0)
-    _, held = train_and_held_out("sample", "test", seed=0)
+        train_and_validation("sample", "val", seed=0)
+    _, held = train_and_validation("sample", "test", seed=0)
     assert len(held) == 2000
 
 
 def test_held_out_classes_are_numbered_by_their_names(tmp_path, make_images):
     make_images(tmp_path, {"train/a": 1, "train/b": 1, "train/c": 1, "val/b": 2, "val/c": 1})
-    _, held = train_and_held_out(str(tmp_path), "auto", seed=0)
+    _, held = train_and_validation(str(tmp_path), "auto", seed=0)
     assert held.labels.tolist() == [1, 1, 2]
     assert held.classes == ["a", "b", "c"]
 
@@ -494,14 +496,14 @@ def test_held_out_classes_are_numbered_by_their_names(tmp_path, make_images):
 def test_held_out_classes_that_training_lacks_are_refused(tmp_path, make_images):
     make_images(tmp_path, {"train/a": 1, "train/b": 1, "val/b": 1, "val/z": 1})
     with pytest.raises(ValueError, match=r"val: has classes that .*train lacks: z;"):
-        train_and_held_out(str(tmp_path), "auto", seed=0)
+        train_and_validation(str(tmp_path), "auto", seed=0)
 
 
 def test_an_unknown_label_stays_unknown(tmp_path):
     np.savez(
         tmp_path / "a.npz", x_train=PIXELS, y_train=LABELS, x_test=PIXELS[:3], y_test=[0, -1, 1]
     )
-    _, held = train_and_held_out(str(tmp_path / "a.npz"), "auto", seed=0)
+    _, held = train_and_validation(str(tmp_path / "a.npz"), "auto", seed=0)
     assert held.labels.tolist() == [0, -1, 1]
 
 

@@ -18,13 +18,13 @@ from PIL import Image
 from torchvision.transforms.v2 import functional as TF
 
 from meanshift import config
-from meanshift.data import Unreadable, open_source, train_and_held_out
+from meanshift.data import UnreadableSample, open_source, train_and_validation
 from meanshift.data import packed as packed_room
 from meanshift.data.folder import FolderSource
 from meanshift.data.loader import batches
 from meanshift.data.packed import PackedSource, pack
 from meanshift.models.encoder import build_backbone
-from meanshift.models.features import extract
+from meanshift.models.features import extract_features
 from meanshift.runtime import checkpoint
 from meanshift.transforms.augment import TwoViews
 from tests.support.exact import assert_same
@@ -126,9 +126,9 @@ def test_unreadable_images_keep_their_places_and_reasons(tmp_path, broken):
         if index not in (3, 6):
             assert torch.equal(store["train"].read(index), folder["train"].read(index))
             continue
-        with pytest.raises(Unreadable) as theirs:
+        with pytest.raises(UnreadableSample) as theirs:
             folder["train"].read(index)
-        with pytest.raises(Unreadable) as ours:
+        with pytest.raises(UnreadableSample) as ours:
             store["train"].read(index)
         assert ours.value.args == theirs.value.args
 
@@ -138,7 +138,7 @@ def test_a_store_of_nothing_but_unreadable_images_opens(tmp_path):
     (tmp_path / "photos" / "a.jpg").write_bytes(b"no image")
     with pytest.warns(UserWarning, match="1 of 1 images cannot be read"):
         source = packed(tmp_path / "photos", tmp_path / "out")["train"]
-    with pytest.raises(Unreadable, match=r"a\.jpg"):
+    with pytest.raises(UnreadableSample, match=r"a\.jpg"):
         pickle.loads(pickle.dumps(source)).read(0)
     assert source.fingerprint()
 
@@ -148,7 +148,7 @@ def test_splits_stay_splits(tmp_path, make_images):
     store = packed(root, tmp_path / "out", side=16)
     assert_alike(store, open_source(str(root)))
     assert [len(part) for part in open_source(str(tmp_path / "out")).values()] == [11, 4]
-    train, held = train_and_held_out(str(tmp_path / "out"), "auto", seed=0)
+    train, held = train_and_validation(str(tmp_path / "out"), "auto", seed=0)
     assert (len(train), len(held)) == (11, 4)
 
 
@@ -285,9 +285,9 @@ def test_features_are_those_of_the_folder(tmp_path, make_images):
     store = packed(root, tmp_path / "out", side=40)["train"]
     network, _ = build_backbone(config.Encoder(name="resnet10", stem="small-stride2", width=0.25))
     how = {"image_size": 32, "device": torch.device("cpu")}
-    theirs = extract(network, open_source(str(root))["train"], **how)
+    theirs = extract_features(network, open_source(str(root))["train"], **how)
     for workers in (0, 2):
-        assert torch.equal(extract(network, store, workers=workers, **how), theirs)
+        assert torch.equal(extract_features(network, store, workers=workers, **how), theirs)
 
 
 @pytest.mark.filterwarnings("always:.*cannot be read")

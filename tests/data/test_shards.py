@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from meanshift.config import Views
 from meanshift.config.recipes import recipe
-from meanshift.data import Unreadable, open_source, shards
+from meanshift.data import UnreadableSample, open_source, shards
 from meanshift.data.folder import FolderSource
 from meanshift.data.loader import batches
 from meanshift.data.packed import pack
 from meanshift.data.shards import ShardSource
-from meanshift.data.source import Source, order_by_blocks
+from meanshift.data.source import Source, block_order
 from meanshift.runtime import checkpoint, rng
 from meanshift.training.loop import pretrain
 from meanshift.transforms.augment import TwoViews
@@ -309,7 +309,7 @@ def test_a_corrupt_image_is_unreadable_and_the_others_are_not(tmp_path, photos):
     path = tar_of(tmp_path / "x.tar", [("a.jpg", good[:300]), ("b.jpg", b""), ("c.jpg", good)])
     source = open_one(path)
     for index, title in enumerate(("x.tar/a.jpg", "x.tar/b.jpg")):
-        with pytest.raises(Unreadable) as caught:
+        with pytest.raises(UnreadableSample) as caught:
             source.read(index)
         assert caught.value.title == title
     assert source.read(2).shape == (3, 40, 48)
@@ -549,7 +549,7 @@ class Blocks(Source):
         return True
 
     def order(self, seed, epoch):
-        return order_by_blocks(seed, epoch, self.sizes, window=self.window)
+        return block_order(seed, epoch, self.sizes, window=self.window)
 
 
 @pytest.mark.parametrize("sizes", [[10] * 20, [1, 30, 0, 7, 7, 100, 2], [5], [0, 3]])
@@ -575,13 +575,13 @@ def test_an_order_by_blocks_needs_few_blocks_at_a_time_and_mixes_them():
     assert sum(neighbors) < 2  # the blocks are shuffled too
     other = {frozenset(source.of[part].tolist()) for part in source.order(0, 1).split(40)}
     assert other != {frozenset(blocks.tolist()) for blocks in needed}
-    freely = rng.order(0, 0, 400)
+    freely = rng.permutation(0, 0, 400)
     assert min(len(source.of[part].unique()) for part in freely.split(40)) > 15
 
 
 def test_a_cut_of_blocks_keeps_the_order_of_the_whole():
     source = Blocks([10] * 12, 3)
-    indices = rng.choose(1, 120, 50, rng.SPLIT).flip(0)
+    indices = rng.choice(1, 120, 50, rng.SPLIT).flip(0)
     cut = source.take(indices)
     order = cut.order(5, 2)
     assert order.sort().values.tolist() == list(range(50))
@@ -594,8 +594,8 @@ def test_a_cut_of_blocks_keeps_the_order_of_the_whole():
 
 def test_other_orders_stay_what_they_were(photos):
     source = FolderSource(photos)
-    assert torch.equal(source.order(3, 1), rng.order(3, 1, 7))
-    assert torch.equal(source.take(torch.tensor([5, 1, 2])).order(3, 1), rng.order(3, 1, 3))
+    assert torch.equal(source.order(3, 1), rng.permutation(3, 1, 7))
+    assert torch.equal(source.take(torch.tensor([5, 1, 2])).order(3, 1), rng.permutation(3, 1, 3))
 
 
 # A run

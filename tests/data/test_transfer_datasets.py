@@ -9,12 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
-from meanshift.data import hold_out, open_source, transfer_datasets
+from meanshift.data import open_source, split_off, transfer_datasets
 from meanshift.data.arrays import ArraySource
 from meanshift.data.transfer_datasets import (
     NAMES,
     TABLE,
-    NotThere,
+    DatasetNotFound,
     open_task,
     task_of,
     validation,
@@ -109,7 +109,7 @@ def test_the_partition_lists_may_lie_in_three_places(place, make, tmp_path, monk
         (tmp_path / "SUN397" / f"{part}_01.txt").unlink()
     with pytest.raises(ValueError, match=r"Training_01\.txt is in none of .*Partitions") as caught:
         open_task("sun397", tmp_path)
-    assert not isinstance(caught.value, NotThere) and "Partitions.zip" in str(caught.value)
+    assert not isinstance(caught.value, DatasetNotFound) and "Partitions.zip" in str(caught.value)
     make_sun397(tmp_path, monkeypatch, place)
     assert codes(open_task("sun397", tmp_path).test) == shuffled("test")
 
@@ -177,7 +177,7 @@ PLACES = {
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_not_there_says_what_to_get_and_where_to_put_it(name, tmp_path):
     for root in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(NotThere) as caught:
+        with pytest.raises(DatasetNotFound) as caught:
             open_task(name, root)
         message, (archive, site, folder) = str(caught.value), PLACES[name]
         assert message.startswith(f"{name}: ") and "\n" not in message
@@ -200,7 +200,7 @@ def test_a_copy_of_another_size_is_refused_with_both_sizes(name, make, tmp_path)
     need = " / ".join(f"{size:,}" for size in TABLE[name].sizes)
     with pytest.raises(ValueError, match="not whole") as caught:
         open_task(name, tmp_path)
-    assert not isinstance(caught.value, NotThere)
+    assert not isinstance(caught.value, DatasetNotFound)
     got = "got 18 / 6 / 12 images (train / val / test) of 3 / 3 / 3 classes"
     assert f"{name}: {got}, need {need} of {TABLE[name].classes}: " in str(caught.value)
     assert str(tmp_path / PLACES[name][2]) in str(caught.value)
@@ -223,7 +223,7 @@ def test_an_image_that_is_absent_is_named(name, make, tmp_path):
     path.unlink()
     with pytest.raises(ValueError, match=rf"{name}: .*not whole") as caught:
         open_task(name, tmp_path)
-    assert not isinstance(caught.value, NotThere)
+    assert not isinstance(caught.value, DatasetNotFound)
     named = f"absent, as {path.relative_to(tmp_path / 'SUN397') if name == 'sun397' else path}"
     told = "got 18 / 6 / 11" if name == "caltech101" else named  # it has no lists
     assert told in str(caught.value)
@@ -252,7 +252,9 @@ def test_a_list_that_is_torn_or_gone_is_damage(name, file, harm, make, tmp_path)
         write(tmp_path / file, "torn")
     with pytest.raises(ValueError, match=rf"^{name}: .+: the copy under .*is damaged") as caught:
         open_task(name, tmp_path)
-    assert not isinstance(caught.value, NotThere) and "download=True" not in str(caught.value)
+    assert not isinstance(caught.value, DatasetNotFound) and "download=True" not in str(
+        caught.value
+    )
 
 
 def test_an_empty_folder_is_damage(tmp_path):
@@ -260,7 +262,7 @@ def test_an_empty_folder_is_damage(tmp_path):
         (tmp_path / TABLE[name].folder).mkdir(parents=True, exist_ok=True)
         with pytest.raises(ValueError, match="is damaged or not whole; get") as caught:
             open_task(name, tmp_path)
-        assert not isinstance(caught.value, NotThere)
+        assert not isinstance(caught.value, DatasetNotFound)
 
 
 def test_batches_with_other_checksums_are_damaged(make, tmp_path, monkeypatch):
@@ -348,7 +350,7 @@ def test_a_draw_is_the_naive_one_and_that_of_every_hold_out():
         naive += sorted(members, key=rank)[:take]
     assert drawn.tolist() == sorted(naive)
     toy = ArraySource(np.zeros((50, 2, 2), np.uint8), labels.numpy(), name="toy")
-    for cut, held in zip((rest, drawn), hold_out(toy, 0.2, seed=5), strict=True):
+    for cut, held in zip((rest, drawn), split_off(toy, 0.2, seed=5), strict=True):
         assert torch.equal(cut, held.indices)
 
 

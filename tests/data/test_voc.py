@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from meanshift.data.source import Unreadable
+from meanshift.data.source import UnreadableSample
 from meanshift.data.voc import read_voc
 
 SIZE = (30, 40)  # height, width
@@ -143,7 +143,7 @@ def test_images_are_read_as_they_are_and_bad_ones_are_named(devkit):
     expected = torch.from_numpy(np.array(Image.open(folder / "JPEGImages/000001.jpg")))
     assert torch.equal(train.read(1), expected.permute(2, 0, 1))
     (folder / "JPEGImages/000001.jpg").write_bytes(b"nothing")
-    with pytest.raises(Unreadable) as caught:
+    with pytest.raises(UnreadableSample) as caught:
         train.read(1)
     assert caught.value.title == "VOC2007/000001"
 

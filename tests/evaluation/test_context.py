@@ -40,13 +40,13 @@ def held(path):
 
 
 def test_several_protocols_share_one_extraction(call, run, monkeypatch):
-    made, prepare = [], eval.prepare
+    made, prepare = [], eval.eval_transform
 
     def counts(source, indices, *options, **more):
         made.extend(source.title(int(index)) for index in indices)
         return prepare(source, indices, *options, **more)
 
-    monkeypatch.setattr(eval, "prepare", counts)
+    monkeypatch.setattr(eval, "eval_transform", counts)
     code, out, err = call("evaluate", "knn", "linear", "cluster", "semi", run, "--fractions", "0.5")
     assert code == 0, err
     assert len(made) == 32 and len(set(made)) == 24  # 24 + 8, the names of val among those of train
@@ -178,7 +178,7 @@ def test_files_of_one_name_have_results_of_their_own(call, photos, tmp_path, mon
 
 
 def test_a_typo_in_compare_is_found_before_any_work(call, run, monkeypatch):
-    monkeypatch.setattr(eval, "prepare", None)  # nobody may ask for images
+    monkeypatch.setattr(eval, "eval_transform", None)  # nobody may ask for images
     code, _, err = call("evaluate", "knn", run, "--compare", "runs/typo")
     assert code == 2 and "runs/typo: not found" in err
 

@@ -19,21 +19,21 @@ from torch import nn
 
 from meanshift import config
 from meanshift.data.voc import read_voc
-from meanshift.evaluation.context import Judged
+from meanshift.evaluation.context import EncoderContext
 from meanshift.evaluation.detection import evaluate as protocol
 from meanshift.evaluation.detection import train as detecting
-from meanshift.evaluation.detection.model import Recipe, build_detector
+from meanshift.evaluation.detection.model import DetectionSettings, build_detector
 from meanshift.evaluation.detection.train import detect, learn
 from meanshift.models.encoder import build_backbone
 from meanshift.models.weights import Weights, export, fingerprint
-from meanshift.ops.average_precision import Found, Truth
+from meanshift.ops.average_precision import Detections, GroundTruth
 from meanshift.runtime import checkpoint, distributed
 from meanshift.viz import detections
 from tests.support.exact import assert_same
 
 COLORS = {"lime": (40, 210, 30), "plum": (210, 30, 160)}
 SMALL = config.Encoder(name="resnet10", stem="small-stride2", width=0.125)
-TINY = Recipe.of(3, size=64, batch_size=2, rois=8)
+TINY = DetectionSettings.of(3, size=64, batch_size=2, rois=8)
 CPU = torch.device("cpu")
 
 
@@ -77,7 +77,7 @@ def backbone(seed=0):
 
 def judge(home, *, seed=0, workers=0, network=None, **options):
     weights = Weights("made", network or backbone(), "made in a test", 64, home)
-    return Judged(weights, seed=seed, workers=workers, device="cpu", **options)
+    return EncoderContext(weights, seed=seed, workers=workers, device="cpu", **options)
 
 
 def trained(judged, train, recipe=TINY, seed=0):
@@ -125,7 +125,10 @@ def shown(train, recipe, seed=0, *, start=0, workers=0):
 
 
 def test_every_image_comes_once_an_epoch_in_a_new_order(sets):
-    train, recipe = sets[0], Recipe.of(9, size=64, batch_size=4, rois=8)  # 36 places, 6 epochs
+    train, recipe = (
+        sets[0],
+        DetectionSettings.of(9, size=64, batch_size=4, rois=8),
+    )  # 36 places, 6 epochs
     places = shown(train, recipe, 5)
     assert list(places) == list(range(36))
     order = [index for index, *_ in places.values()]
@@ -137,7 +140,7 @@ def test_every_image_comes_once_an_epoch_in_a_new_order(sets):
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_any_number_of_processes_shows_the_same_batches(sets, as_one_of, world):
-    train, recipe = sets[0], Recipe.of(5, size=64, batch_size=4, rois=8)
+    train, recipe = sets[0], DetectionSettings.of(5, size=64, batch_size=4, rois=8)
     alone, together = shown(train, recipe, 1), {}
     for rank in range(world):
         as_one_of(rank, world)
@@ -148,7 +151,7 @@ def test_any_number_of_processes_shows_the_same_batches(sets, as_one_of, world):
 
 
 def test_a_later_start_and_other_workers_show_the_same(sets):
-    train, recipe = sets[0], Recipe.of(6, size=64, batch_size=3, rois=8)
+    train, recipe = sets[0], DetectionSettings.of(6, size=64, batch_size=3, rois=8)
     whole = shown(train, recipe, 2)
     late = shown(train, recipe, 2, start=4, workers=2)
     assert_same(late, {place: one for place, one in whole.items() if place >= 12})
@@ -158,7 +161,7 @@ def test_a_later_start_and_other_workers_show_the_same(sets):
 def test_a_mirrored_box_lies_on_the_mirrored_object(tmp_path):
     train, _ = read_voc(write_voc(tmp_path, suffix=".png"))
     mirrored = []
-    recipe = Recipe.of(10, size=64, batch_size=6, rois=8)
+    recipe = DetectionSettings.of(10, size=64, batch_size=6, rois=8)
     for index, image, target in shown(train, recipe).values():
         (box,), (label,) = target["boxes"].int().tolist(), target["labels"].tolist()
         assert target["boxes"].dtype == torch.float32 and image.dtype == torch.float32
@@ -357,7 +360,7 @@ def test_other_settings_weights_or_images_have_other_checkpoints(sets, tmp_path)
 
 
 def test_a_loss_that_is_no_number_stops_with_what_to_try(sets, tmp_path):
-    recipe = Recipe.of(20, size=64, batch_size=2, rois=8, lr=1e20)
+    recipe = DetectionSettings.of(20, size=64, batch_size=2, rois=8, lr=1e20)
     with pytest.raises(ValueError, match=r"the loss is (nan|inf) after \d+ iter.*smaller --lr"):
         trained(judge(tmp_path), sets[0], recipe)
 
@@ -439,7 +442,7 @@ def test_an_error_in_a_worker_is_told_plainly_and_ends_the_command(type_it, tmp_
 def learned(tmp_path_factory):
     home = tmp_path_factory.mktemp("learned")
     train, test = read_voc(write_voc(home / "pollen", 24, 12, sides=(34, 56)))
-    recipe = Recipe.of(80, size=64, batch_size=4, rois=16, lr=0.08)
+    recipe = DetectionSettings.of(80, size=64, batch_size=4, rois=16, lr=0.08)
     judged = judge(home)
     before = fingerprint(judged.backbone)
     result = protocol.evaluate(judged, train, test, recipe=recipe)
@@ -467,8 +470,8 @@ def test_the_figures_are_those_of_the_detections(learned):
     for index, one in enumerate(test.images):
         with torch.no_grad():
             (found,) = detector([test.read(index) / 255])
-        seen.append(Found(found["boxes"], found["scores"], found["labels"] - 1))
-        truths.append(Truth(one.boxes, one.labels, one.difficult))
+        seen.append(Detections(found["boxes"], found["scores"], found["labels"] - 1))
+        truths.append(GroundTruth(one.boxes, one.labels, one.difficult))
     for rule, suffix in (("voc07", ""), ("coco", " (COCO)")):
         told = protocol.average_precision(seen, truths, classes=2, rule=rule)
         named = {"AP": told.ap, "AP50": told.ap50, "AP75": told.ap75}

@@ -12,11 +12,11 @@ from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RegionProposalNetwork
 
 from meanshift import config
-from meanshift.evaluation.detection.model import Recipe, build_detector, groups
+from meanshift.evaluation.detection.model import DetectionSettings, build_detector, groups
 from meanshift.models.encoder import build_backbone
 from meanshift.models.weights import fingerprint
 
-TINY = Recipe.of(4, size=64, batch_size=2, rois=8)
+TINY = DetectionSettings.of(4, size=64, batch_size=2, rois=8)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def resnet():
 def papers():
     """The paper's detector around a ResNet-50, for VOC's 20 classes."""
     backbone, _ = build_backbone(config.Encoder())
-    return build_detector(backbone, 20, recipe=Recipe())
+    return build_detector(backbone, 20, recipe=DetectionSettings())
 
 
 def a_batch(seed=0):
@@ -200,8 +200,11 @@ def test_stages_compute_in_the_precision_and_boxes_in_float32(resnet, precision)
 
 
 def test_the_recipe_is_the_papers():
-    recipe = Recipe()
-    assert Recipe.of() == recipe == Recipe.of(24_000, size=800) and recipe.tag == ""
+    recipe = DetectionSettings()
+    assert (
+        DetectionSettings.of() == recipe == DetectionSettings.of(24_000, size=800)
+        and recipe.tag == ""
+    )
     assert (recipe.iterations, recipe.batch_size, recipe.lr) == (24_000, 16, 0.02)
     assert (recipe.warmup, recipe.momentum, recipe.weight_decay) == (100, 0.9, 1e-4)
     assert recipe.settling == 200
@@ -223,7 +226,7 @@ def test_the_recipe_is_the_papers():
     ],
 )
 def test_the_rate_is_the_papers(step, rate):
-    assert Recipe().rate(step) == pytest.approx(rate, rel=1e-9)
+    assert DetectionSettings().rate(step) == pytest.approx(rate, rel=1e-9)
 
 
 def test_the_detectors_numbers_are_detectron2s_for_c4(papers):
@@ -248,7 +251,7 @@ def test_the_detectors_numbers_are_detectron2s_for_c4(papers):
 
 
 def test_fewer_iterations_and_smaller_images_make_all_of_it_smaller(resnet):
-    recipe = Recipe.of(240, size=400)
+    recipe = DetectionSettings.of(240, size=400)
     assert (recipe.batch_size, recipe.rois, recipe.warmup) == (8, 128, 24)
     assert recipe.lr == pytest.approx(0.01) and recipe.tag == "-240-at-400"
     assert recipe.sizes == list(range(240, 401, 16)) and recipe.settling == 25
@@ -265,23 +268,25 @@ def test_fewer_iterations_and_smaller_images_make_all_of_it_smaller(resnet):
 
 
 def test_results_are_named_by_what_is_not_the_papers():
-    assert Recipe.of(100, size=800).tag == "-100-at-800"
-    assert Recipe.of(lr=0.01).tag == "-24000-at-800-lr-0.01"
-    assert Recipe.of(100, size=400, batch_size=4, rois=32).tag == ("-100-at-400-batch-4-rois-32")
+    assert DetectionSettings.of(100, size=800).tag == "-100-at-800"
+    assert DetectionSettings.of(lr=0.01).tag == "-24000-at-800-lr-0.01"
+    assert DetectionSettings.of(100, size=400, batch_size=4, rois=32).tag == (
+        "-100-at-400-batch-4-rois-32"
+    )
 
 
 @pytest.mark.parametrize(
     ("size", "rois", "proposed"), [(600, 288, (6_750, 1_125)), (100, 64, (1_500, 250))]
 )
 def test_smaller_images_have_fewer_regions_but_an_eighth_at_least(size, rois, proposed):
-    recipe = Recipe.of(size=size)
+    recipe = DetectionSettings.of(size=size)
     before, _, after, _ = recipe.proposals.values()
     assert recipe.rois == rois and (before, after) == proposed
-    assert Recipe.of(size=size, rois=8).proposals == recipe.proposals
+    assert DetectionSettings.of(size=size, rois=8).proposals == recipe.proposals
 
 
 def test_what_is_said_is_taken():
-    recipe = Recipe.of(5, size=64, batch_size=3, rois=7, lr=0.5)
+    recipe = DetectionSettings.of(5, size=64, batch_size=3, rois=7, lr=0.5)
     assert (recipe.iterations, recipe.size, recipe.batch_size) == (5, 64, 3)
     assert (recipe.rois, recipe.lr, recipe.warmup) == (7, 0.5, 0)
     assert [recipe.rate(step) for step in range(5)] == pytest.approx([0.5] * 4 + [0.05])
@@ -297,7 +302,7 @@ def test_settings_that_make_no_sense_are_refused(wrong):
     with pytest.raises(
         ValueError, match=f"--{name.replace('_', '-')} {wrong[name]:g}[,;].*need 1 or"
     ):
-        Recipe.of(**{"iterations": 10, **wrong})
+        DetectionSettings.of(**{"iterations": 10, **wrong})
 
 
 def test_images_are_resized_to_each_size_in_training_and_to_the_last_when_judged(resnet):

@@ -15,7 +15,7 @@ from meanshift.data import open_source
 from meanshift.evaluation import embed as module
 from meanshift.evaluation.embed import embed
 from meanshift.models.encoder import Encoder
-from meanshift.models.features import extract
+from meanshift.models.features import extract_features
 from meanshift.models.weights import Weights
 from meanshift.runtime import run_directory
 from meanshift.runtime.device import pick_precision
@@ -65,7 +65,7 @@ def read(path):
 def expected_rows(network, source, image_size=16, **options):
     precision = pick_precision("auto", CPU)
     given = {"image_size": image_size, "device": CPU, "precision": precision, **options}
-    return extract(network, source, **given).numpy()
+    return extract_features(network, source, **given).numpy()
 
 
 def visible(folder):
@@ -304,7 +304,7 @@ def test_a_disc_that_fills_up_leaves_nothing_torn(
 
     out = tmp_path / "out" / f"a{suffix}"
     embed(weights, str(photos), tmp_path / f"other{suffix}")  # the features are there already
-    whole_file = run_directory.whole_file
+    whole_file = run_directory.atomic_writer
     monkeypatch.setattr(module, "whole_file", lambda path: _Wrapped(whole_file(path), Full))
     with pytest.raises(OSError, match=r"No space left on device.*make room") as caught:
         embed(weights, str(photos), out)

@@ -20,9 +20,9 @@ from meanshift.data.arrays import ArraySource
 from meanshift.evaluation import knn
 from meanshift.evaluation.knn import KNNMonitor, knn_accuracy, neighbors, vote
 from meanshift.models.encoder import build_backbone
-from meanshift.models.features import extract
+from meanshift.models.features import extract_features
 from meanshift.ops.image import normalize
-from meanshift.ops.topk import nearest
+from meanshift.ops.topk import nearest_neighbors
 
 
 def random_rows(count, dim, seed=0):
@@ -110,7 +110,10 @@ def real_features():
     backbone, _ = build_backbone(config.Encoder(name="resnet10", width=0.5))
     made = []
     for part in (cut("train", 2000), cut("test", 400)):
-        made += [extract(backbone, part, image_size=32, device=torch.device("cpu")), part.labels]
+        made += [
+            extract_features(backbone, part, image_size=32, device=torch.device("cpu")),
+            part.labels,
+        ]
     return made
 
 
@@ -330,7 +333,7 @@ def assert_exact(found, similarity, count):
 def test_search_is_exact(size, chunk_bytes):
     queries, rows = random_rows(9, 16, 1), random_rows(size, 16, 2)
     for count in (1, 5):
-        found = nearest(queries, rows, count, chunk_bytes=chunk_bytes)
+        found = nearest_neighbors(queries, rows, count, chunk_bytes=chunk_bytes)
         assert_exact(found, queries @ rows.T, count)
 
 
@@ -338,7 +341,7 @@ def test_search_is_exact(size, chunk_bytes):
 def test_search_is_exact_when_the_best_share_a_block(chunk_bytes):
     rows = random_rows(4096, 8, 0)
     rows[1280:1290] = 10 * torch.ones(8) + torch.arange(10)[:, None]
-    slots, _ = nearest(torch.ones(2, 8), rows, 7, chunk_bytes=chunk_bytes)
+    slots, _ = nearest_neighbors(torch.ones(2, 8), rows, 7, chunk_bytes=chunk_bytes)
     assert slots.tolist() == [list(range(1289, 1282, -1))] * 2
 
 
@@ -351,7 +354,7 @@ def test_search_leaves_out_a_slot_and_an_id(size, chunk_bytes):
     asked = ids[similarity.topk(2).indices[:, 1]]
     allowed = similarity.masked_fill(asked[:, None] == ids, -torch.inf)
     allowed.scatter_(1, leave_out[:, None], -torch.inf)
-    found = nearest(
+    found = nearest_neighbors(
         queries, rows, 4, leave_out=leave_out, skip=(asked, ids), chunk_bytes=chunk_bytes
     )
     assert_exact(found, allowed, 4)
@@ -359,5 +362,5 @@ def test_search_leaves_out_a_slot_and_an_id(size, chunk_bytes):
 
 def test_search_gives_no_similarity_where_no_row_is_left():
     rows = random_rows(3, 4)
-    _, best = nearest(rows, rows, 5, leave_out=torch.arange(3))
+    _, best = nearest_neighbors(rows, rows, 5, leave_out=torch.arange(3))
     assert best.isinf().sum(1).tolist() == [3, 3, 3]

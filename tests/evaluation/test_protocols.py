@@ -13,11 +13,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from meanshift import config
-from meanshift.data import train_and_held_out
+from meanshift.data import train_and_validation
 from meanshift.evaluation import NAMES, cluster, knn, linear, linear_probe, semi
-from meanshift.evaluation.context import Result, Subject
+from meanshift.evaluation.context import EvaluationContext, Result
 from meanshift.evaluation.linear_probe import (
-    Recipe,
+    ProbeSettings,
     Standardize,
     augmented_stream,
     cached_stream,
@@ -31,7 +31,7 @@ from meanshift.transforms.augment import TwoViews
 CPU = torch.device("cpu")
 COLORS = np.array([[200, 40, 40], [40, 200, 40], [40, 40, 200], [190, 190, 30], [190, 30, 190],
                     [30, 190, 190]])  # fmt: skip
-SHORT = Recipe(lr=0.1, batch_size=64, epochs=8, milestones=(3, 6))
+SHORT = ProbeSettings(lr=0.1, batch_size=64, epochs=8, milestones=(3, 6))
 
 
 def arrays(path, *, shuffled=False, train=600, test=300, seed=0):
@@ -68,7 +68,7 @@ def weights_of(backbone, home):
 def subject(tmp_path):
     def make(backbone=None, **options):
         data = arrays(tmp_path / "colors.npz", **options)
-        return Subject(weights_of(backbone or colors_only(), tmp_path / "home"), data)
+        return EvaluationContext(weights_of(backbone or colors_only(), tmp_path / "home"), data)
 
     return make
 
@@ -153,14 +153,14 @@ def naive_layer(features, labels, test, truth, recipe, seed, classes):
         rows = rows / rows.norm(dim=1, keepdim=True)
         return (rows - mean) / (variance + 1e-5).sqrt()
 
-    torch.manual_seed(rng.seed_of(seed, 0, rng.INITIAL))
+    torch.manual_seed(rng.derive_seed(seed, 0, rng.INITIAL))
     layer = nn.Linear(features.shape[1], classes)
     weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
     velocity = [torch.zeros_like(weight), torch.zeros_like(bias)]
     reached = []
     for epoch in range(recipe.epochs):
         lr = recipe.lr * 0.1 ** sum(epoch >= m for m in recipe.milestones)
-        for chosen in rng.order(seed, epoch, len(labels)).split(recipe.batch_size):
+        for chosen in rng.permutation(seed, epoch, len(labels)).split(recipe.batch_size):
             x, y = ready(features[chosen]), labels[chosen]
             wrong = (x @ weight.T + bias).softmax(1) - F.one_hot(y, classes)
             gradients = [wrong.T @ x / len(y), wrong.mean(0)]
@@ -180,7 +180,7 @@ def noisy(count, seed):
 
 def test_the_layer_follows_the_papers_recipe():
     (features, labels), (test, truth) = noisy(500, 0), noisy(1000, 1)
-    recipe = Recipe(batch_size=64, epochs=12, milestones=(5, 9))
+    recipe = ProbeSettings(batch_size=64, epochs=12, milestones=(5, 9))
     curves = train_layers(
         cached_stream(features, labels, recipe=recipe, seed=3, device=CPU),
         Standardize(features),
@@ -199,7 +199,7 @@ def test_the_layer_follows_the_papers_recipe():
 
 
 def test_the_defaults_are_the_papers():
-    recipe = Recipe()
+    recipe = ProbeSettings()
     assert (recipe.lr, recipe.momentum, recipe.weight_decay) == (0.01, 0.9, 1e-4)
     assert (recipe.batch_size, recipe.epochs) == (256, 40)
     factors = [recipe.factor(epoch) for epoch in range(40)]
@@ -209,7 +209,7 @@ def test_the_defaults_are_the_papers():
 
 def test_layers_side_by_side_are_the_same_as_alone():
     (features, labels), (test, truth) = noisy(300, 0), noisy(300, 1)
-    recipe = Recipe(batch_size=64, epochs=3)
+    recipe = ProbeSettings(batch_size=64, epochs=3)
 
     def run(lrs):
         stream = cached_stream(features, labels, recipe=recipe, seed=0, device=CPU)
@@ -248,7 +248,7 @@ def test_each_epoch_shows_every_image_once_in_a_new_view(subject, resnet):
     assert [(epoch, len(labels)) for epoch, _, labels in made] == [
         (epoch, size) for epoch in range(2) for size in (32, 32, 32, 4)
     ]
-    orders = [rng.order(5, epoch, 100) for epoch in range(2)]
+    orders = [rng.permutation(5, epoch, 100) for epoch in range(2)]
     labels = torch.cat([labels for _, _, labels in made])
     assert torch.equal(labels, judged.train.labels[torch.cat(orders)])
     views = TwoViews(linear_probe.VIEWS, 5, 12)
@@ -274,8 +274,8 @@ def test_linear_reports_the_last_epoch_and_names_the_best(subject, monkeypatch):
         ({}, "linear"),
         ({"cached": True}, "linear-cached"),
         ({"cached": True, "sweep": (0.1,)}, "linear-cached-swept"),
-        ({"recipe": Recipe.of(10, 0.01)}, "linear-10-epochs"),
-        ({"recipe": Recipe.of(40, 0.3), "cached": True}, "linear-cached-lr-0.3"),
+        ({"recipe": ProbeSettings.of(10, 0.01)}, "linear-10-epochs"),
+        ({"recipe": ProbeSettings.of(40, 0.3), "cached": True}, "linear-cached-lr-0.3"),
     ],
 )
 def test_only_the_papers_recipe_is_called_linear(subject, monkeypatch, given, name):
@@ -291,15 +291,15 @@ def test_only_the_papers_recipe_is_called_linear(subject, monkeypatch, given, na
     ("epochs", "expected"), [(1, [1]), (2, [1, 0.1]), (4, [1, 1, 0.1, 0.01]), (3, [1, 0.1, 0.01])]
 )
 def test_short_recipes_begin_at_the_rate_that_was_asked_for(epochs, expected):
-    recipe = Recipe.of(epochs, 0.5)
+    recipe = ProbeSettings.of(epochs, 0.5)
     assert [recipe.factor(epoch) for epoch in range(epochs)] == pytest.approx(expected)
-    assert Recipe.of(40, 0.01) == Recipe()
+    assert ProbeSettings.of(40, 0.01) == ProbeSettings()
 
 
 @pytest.mark.parametrize("given", [(0, 0.1), (3, 0.0), (3, math.nan)])
 def test_senseless_recipes_are_refused(given):
     with pytest.raises(ValueError, match=r"--epochs .* --lr"):
-        Recipe.of(*given)
+        ProbeSettings.of(*given)
 
 
 def test_the_sweep_never_looks_at_the_test_images(tmp_path):
@@ -312,7 +312,7 @@ def test_the_sweep_never_looks_at_the_test_images(tmp_path):
             held["y_test"] = np.random.default_rng(1).permutation(held["y_test"])
             held["x_test"] = held["x_test"][::-1].copy()
         np.savez(path, **held)
-        judged = Subject(weights_of(colors_only(), tmp_path / "home"), str(path))
+        judged = EvaluationContext(weights_of(colors_only(), tmp_path / "home"), str(path))
         result = linear.evaluate(judged, recipe=SHORT, cached=True, sweep=(1e-5, 0.03, 0.1))
         chosen.append((result.settings["lr"], result.settings["sweep"]))
     assert chosen[0] == chosen[1]
@@ -394,7 +394,7 @@ def photos(tmp_path, make_images):
 
 def test_a_list_names_the_labeled_images(photos, tmp_path):
     (tmp_path / "few.txt").write_text("a/000.jpg\nb/001.jpg\n\nb/002.jpg\n")
-    judged = Subject(weights_of(colors_only(), tmp_path / "home"), str(photos))
+    judged = EvaluationContext(weights_of(colors_only(), tmp_path / "home"), str(photos))
     result = semi.evaluate(
         judged, lists=[tmp_path / "few.txt"], recipe=replace(SHORT, epochs=1), cached=True
     )
@@ -430,7 +430,7 @@ def test_fine_tuning_trains_the_network_too(subject):
         mix.weight.copy_(torch.tensor([1.0, 0, 0]).expand(6, 3)[..., None, None])
     backbone = nn.Sequential(mix, nn.BatchNorm2d(6), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     judged = subject(backbone, train=240, test=120)
-    given = {"fractions": [1.0], "recipe": Recipe(lr=0.3, batch_size=32, epochs=12)}
+    given = {"fractions": [1.0], "recipe": ProbeSettings(lr=0.3, batch_size=32, epochs=12)}
     frozen = semi.evaluate(judged, cached=True, **given).figures["100% top-1"]
     tuned = semi.evaluate(judged, fine_tune=True, **given)
     assert (
@@ -467,7 +467,7 @@ def test_the_best_matching_is_found_by_trying_all():
 def test_kmeans_is_lloyds_from_its_starts(chunk):
     features = torch.randn(700, 6, generator=torch.Generator().manual_seed(0))
     unit = F.normalize(features, dim=1)
-    first = cluster._starts(features, 9, rng.seed_of(4, 0, rng.PROBE)).numpy()
+    first = cluster._starts(features, 9, rng.derive_seed(4, 0, rng.PROBE)).numpy()
     theirs = KMeans(9, init=first, n_init=1, max_iter=20, tol=0).fit(unit.numpy())
     assigned, spread = cluster.kmeans(features, 9, iterations=20, seed=4, chunk=chunk)
     assert adjusted_rand_score(theirs.labels_, assigned.numpy()) > 0.95
@@ -506,7 +506,7 @@ def test_the_assignment_is_kept_for_the_figure(subject):
 
 def test_unlabeled_images_can_be_clustered_and_nothing_else(tmp_path, make_images):
     flat = make_images(tmp_path / "flat", {"": 12}, size=(16, 16))
-    judged = Subject(weights_of(colors_only(), tmp_path / "home"), str(flat))
+    judged = EvaluationContext(weights_of(colors_only(), tmp_path / "home"), str(flat))
     result = cluster.evaluate(judged, clusters=3)
     assert set(result.figures) == {"mean squared distance", "empty clusters"}
     assert judged.card(result)["sizes"] == {"train": 12}
@@ -526,7 +526,7 @@ def titles(source):
 def test_a_source_with_one_split_gets_a_stratified_hold_out_and_says_so(tmp_path, make_images):
     whole = make_images(tmp_path / "all", {"a": 60, "b": 40}, size=(14, 14))
     weights = weights_of(colors_only(), tmp_path / "home")
-    judged = [Subject(weights, str(whole), seed=seed) for seed in (0, 1)]
+    judged = [EvaluationContext(weights, str(whole), seed=seed) for seed in (0, 1)]
     assert judged[0].split == "10% held out, stratified, seed 0"
     held = titles(judged[0].sources[1])
     assert sorted(title[0] for title in held) == ["a"] * 6 + ["b"] * 4
@@ -546,8 +546,8 @@ def test_a_run_is_judged_on_what_it_held_out_whatever_the_seed(tmp_path, make_im
     whole = make_images(tmp_path / "all", {"a": 60, "b": 60}, size=(14, 14))
     for held_out in ("auto", 0.3):
         weights = run_on(whole, 3, tmp_path / "home", **{"data.held_out": held_out})
-        _, held = train_and_held_out(str(whole), held_out, seed=3)
-        assert titles(Subject(weights, seed=asked).sources[1]) == titles(held)
+        _, held = train_and_validation(str(whole), held_out, seed=3)
+        assert titles(EvaluationContext(weights, seed=asked).sources[1]) == titles(held)
 
 
 def test_partial_labels_do_not_move_what_a_run_held_out(tmp_path, make_images):
@@ -555,9 +555,9 @@ def test_partial_labels_do_not_move_what_a_run_held_out(tmp_path, make_images):
     rows = "".join(f"{i:03d}.jpg,{'ab'[i % 2]}\n" for i in range(0, 120, 3))
     (tmp_path / "labels.csv").write_text("file,label\n" + rows)
     weights = run_on(whole, 0, tmp_path / "home", **{"data.held_out": 0.3})
-    _, held = train_and_held_out(str(whole), 0.3, seed=0)
+    _, held = train_and_validation(str(whole), 0.3, seed=0)
     with pytest.warns(UserWarning, match="40 of them among the 120"):
-        judged = Subject(weights, labels=tmp_path / "labels.csv")
+        judged = EvaluationContext(weights, labels=tmp_path / "labels.csv")
     assert 0 < len(judged.sources[1]) < len(held)
     assert set(titles(judged.sources[1])) < set(titles(held))
 
@@ -565,17 +565,17 @@ def test_partial_labels_do_not_move_what_a_run_held_out(tmp_path, make_images):
 def test_a_run_that_held_nothing_out_has_seen_the_images_and_it_is_said(tmp_path, make_images):
     whole = make_images(tmp_path / "all", {"a": 60, "b": 60}, size=(14, 14))
     weights = run_on(whole, 0, tmp_path / "home", **{"data.held_out": "none"})
-    assert Subject(weights).split.endswith("the run has seen them unlabeled")
+    assert EvaluationContext(weights).split.endswith("the run has seen them unlabeled")
 
 
 def test_runs_that_held_out_others_are_warned_of_side_by_side(tmp_path, make_images):
     whole = make_images(tmp_path / "all", {"a": 60, "b": 60}, size=(14, 14))
-    first = Subject(run_on(whole, 0, tmp_path / "home"))
+    first = EvaluationContext(run_on(whole, 0, tmp_path / "home"))
     with pytest.warns(UserWarning, match="this run held out others"):
-        second = Subject(run_on(whole, 1, tmp_path / "home"), like=first)
+        second = EvaluationContext(run_on(whole, 1, tmp_path / "home"), like=first)
     assert titles(second.sources[1]) == titles(first.sources[1])
     assert "compared" in second.name and "compared" not in first.name
-    third = Subject(run_on(whole, 0, tmp_path / "home"), like=first)
+    third = EvaluationContext(run_on(whole, 0, tmp_path / "home"), like=first)
     assert third.split == first.split and third.name == first.name == ""
 
 
@@ -584,7 +584,7 @@ def test_an_unlabeled_split_cannot_be_judged_on(tmp_path, make_images):
         tmp_path / "all", {"train/a": 3, "train/b": 3, "val/a": 2, "val/b": 2, "test": 2}
     )
     with pytest.raises(ValueError, match="no labeled split 'test'; it has val"):
-        Subject(weights_of(colors_only(), tmp_path), str(whole), split="test")
+        EvaluationContext(weights_of(colors_only(), tmp_path), str(whole), split="test")
 
 
 def test_the_split_can_be_chosen(tmp_path, make_images):
@@ -593,17 +593,17 @@ def test_the_split_can_be_chosen(tmp_path, make_images):
     }
     whole = str(make_images(tmp_path / "all", counts, size=(14, 14)))
     weights = weights_of(colors_only(), tmp_path / "home")
-    assert len(Subject(weights, whole).test.source) == 4
-    assert len(Subject(weights, whole, split="test").test.source) == 6
+    assert len(EvaluationContext(weights, whole).test.source) == 4
+    assert len(EvaluationContext(weights, whole, split="test").test.source) == 6
     with pytest.raises(ValueError, match="no labeled split 'tset'; it has val, test"):
-        Subject(weights, whole, split="tset")
+        EvaluationContext(weights, whole, split="tset")
 
 
 @pytest.mark.filterwarnings("ignore:.*cannot be read")
 def test_unreadable_images_are_left_out_and_counted_in_the_card(photos, tmp_path):
     (photos / "train" / "a" / "003.jpg").write_bytes(b"no")
     (photos / "val" / "b" / "001.jpg").write_bytes(b"")
-    judged = Subject(weights_of(colors_only(), tmp_path / "home"), str(photos))
+    judged = EvaluationContext(weights_of(colors_only(), tmp_path / "home"), str(photos))
     card = judged.card(knn.evaluate(judged, ks=[1]))
     assert card["sizes"] == {"train": 15, "test": 15} and card["unreadable"] == 2
     assert "a/003.jpg" not in [judged.train.source.title(i) for i in range(15)]
@@ -624,7 +624,7 @@ def test_a_result_of_other_images_does_not_take_the_place_of_the_runs_own(subjec
 
 def test_weights_without_images_are_asked_for_them(tmp_path):
     with pytest.raises(ValueError, match="--data SOURCE"):
-        Subject(weights_of(colors_only(), tmp_path))
+        EvaluationContext(weights_of(colors_only(), tmp_path))
 
 
 @pytest.mark.parametrize("side", [32, 48])
@@ -634,7 +634,9 @@ def test_raw_pixels_are_centered_on_the_training_images(tmp_path, side):
     labels = np.arange(90) % 6
     np.savez(tmp_path / "x.npz", x_train=pixels[:60], y_train=labels[:60], x_test=pixels[60:],
              y_test=labels[60:])  # fmt: skip
-    judged = Subject(load_weights("pixels"), str(tmp_path / "x.npz"), home=tmp_path / "px")
+    judged = EvaluationContext(
+        load_weights("pixels"), str(tmp_path / "x.npz"), home=tmp_path / "px"
+    )
     assert judged.train.features.shape == (60, 3072)
     torch.testing.assert_close(judged.train.features.mean(0), torch.zeros(3072), atol=1e-5, rtol=0)
     assert judged.test.features.mean(0).abs().max() > 1e-3
@@ -667,7 +669,7 @@ def test_a_stopped_layer_is_not_continued_with_another_preparation(photos, tmp_p
     monkeypatch.setattr(TwoViews, "finish", dies)
     weights = weights_of(colors_only(), tmp_path / "home")
     with pytest.raises(KeyboardInterrupt):
-        linear.evaluate(Subject(weights, str(photos), resize=14), recipe=SHORT)
+        linear.evaluate(EvaluationContext(weights, str(photos), resize=14), recipe=SHORT)
     epochs[:] = [9] * 20
-    linear.evaluate(Subject(weights, str(photos), resize=13), recipe=SHORT)
+    linear.evaluate(EvaluationContext(weights, str(photos), resize=13), recipe=SHORT)
     assert epochs[20] == 0

@@ -13,7 +13,7 @@ import meanshift
 from meanshift.data.arrays import ArraySource
 from meanshift.data.transfer_datasets import NAMES, Task, open_task, task_of
 from meanshift.evaluation import transfer
-from meanshift.evaluation.context import Judged, Part
+from meanshift.evaluation.context import EncoderContext, FeatureSet
 from meanshift.models.weights import load_weights
 from meanshift.ops.logistic_regression import PENALTIES, Problem
 from tests.support.layouts import write_copy
@@ -24,7 +24,7 @@ def source(labels):
     return ArraySource(pixels, np.asarray(labels), name="made up")
 
 
-class Stub(Judged):
+class Stub(EncoderContext):
     """Stands for weights whose features are given; tells which part was asked for when."""
 
     def __init__(self, *features):
@@ -33,7 +33,7 @@ class Stub(Judged):
 
     def parts(self, *sources, **how):
         assert how == {"resize": 8, "bicubic": True}
-        return [Part(one, rows) for one, rows in zip(sources, self.features, strict=True)]
+        return [FeatureSet(one, rows) for one, rows in zip(sources, self.features, strict=True)]
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_many_unreadable_images_make_no_figure(gone, refused):
             read = [
                 one.take(torch.arange(len(one) - gone * (one is sources[2]))) for one in sources
             ]
-            return [Part(one, rows[: len(one)]) for one in read]
+            return [FeatureSet(one, rows[: len(one)]) for one in read]
 
     made = task([labels, labels, labels])
     if refused:
@@ -187,7 +187,7 @@ def test_rows_beside_ours_have_a_mean_only_over_the_same_datasets():
 
 @pytest.fixture
 def judged(tmp_path):
-    return Judged(load_weights("pixels"), home=tmp_path / "out")
+    return EncoderContext(load_weights("pixels"), home=tmp_path / "out")
 
 
 @pytest.fixture
@@ -227,12 +227,12 @@ def test_parts_are_rows_of_their_whole_without_the_unreadable(tmp_path, make_ima
     root = make_images(tmp_path / "photos", {"a": 10, "b": 10, "c": 10})
     (root / "b" / "003.jpg").write_bytes(b"torn")
     held = task_of("photos", str(root))
-    judged = Judged(load_weights("pixels"), home=tmp_path / "out", image_size=16)
+    judged = EncoderContext(load_weights("pixels"), home=tmp_path / "out", image_size=16)
     with pytest.warns(UserWarning, match=r"1 of 30 images cannot be read .*b/003.jpg"):
         parts = judged.parts(held.train, held.val, held.test, resize=16, bicubic=True)
     assert sum(len(part.source) for part in parts) == 29
     for part in parts:
-        again = Judged(load_weights("pixels"), home=tmp_path / "again", image_size=16)
+        again = EncoderContext(load_weights("pixels"), home=tmp_path / "again", image_size=16)
         alone = again.part(part.source, resize=16, bicubic=True)
         assert torch.equal(alone.features, part.features)
         assert alone.labels.tolist() == part.labels.tolist()
@@ -240,14 +240,14 @@ def test_parts_are_rows_of_their_whole_without_the_unreadable(tmp_path, make_ima
 
 def test_a_small_part_of_a_large_whole_is_extracted_alone(tmp_path):
     whole = ArraySource(np.zeros((100, 32, 32, 3), np.uint8), np.arange(100) % 2, name="large")
-    judged = Judged(load_weights("pixels"), home=tmp_path)
+    judged = EncoderContext(load_weights("pixels"), home=tmp_path)
     judged.parts(whole.take(torch.arange(5)), whole.take(torch.arange(5, 9)))
     sizes = [len(np.load(file)) for file in (tmp_path / "features").glob("*.npy")]
     assert sorted(sizes) == [4, 5]
 
 
 def test_bicubic_is_another_file_of_features_unless_nothing_is_resized(tmp_path, make_images):
-    judged = Judged(load_weights("pixels"), home=tmp_path / "out", image_size=32)
+    judged = EncoderContext(load_weights("pixels"), home=tmp_path / "out", image_size=32)
     as_is = ArraySource(np.zeros((4, 32, 32, 3), np.uint8), np.zeros(4, np.int64), name="as is")
     for how in ({}, {"resize": 32, "bicubic": True}):
         judged.part(as_is, **how)

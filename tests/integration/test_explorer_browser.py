@@ -8,7 +8,7 @@ import time
 import pytest
 from playwright.sync_api import expect
 
-from meanshift.runtime.run_directory import Journal
+from meanshift.runtime.run_directory import RunDirectory
 from meanshift.viz import explorer
 from meanshift.viz.explorer.model import Explorer
 from meanshift.viz.run_reader import Run
@@ -294,7 +294,7 @@ def test_a_new_snapshot_and_a_collapse_appear_while_the_page_is_open(visit, run)
     wait_for_tsne(page)
     assert page.locator(".alarm").count() == 0
     log(run, 40, loss=0.01)
-    Journal(run).warn(40, "collapse", "collapse: the embeddings have lost their variety")
+    RunDirectory(run).warn(40, "collapse", "collapse: the embeddings have lost their variety")
     add_snapshot(run, 4)
     expect(page.locator("#epoch-text")).to_have_text("epoch 4 of 4")
     assert "lost their variety" in page.inner_text(".alarm")

@@ -15,7 +15,7 @@ from torch.distributed import TCPStore
 
 from meanshift.config import Config
 from meanshift.runtime import checkpoint, distributed, signals
-from meanshift.runtime.run_directory import Journal
+from meanshift.runtime.run_directory import RunDirectory
 from meanshift.training import resume
 from meanshift.training.loop import build_method
 from tests.support.exact import assert_same
@@ -317,7 +317,7 @@ def test_a_second_run_in_the_same_directory_is_refused_and_the_first_undisturbed
 
 def loaded(out):
     """The bank with which a session of the processes that call this would begin."""
-    journal = Journal(out, writes=False)
+    journal = RunDirectory(out, writes=False)
     state, _ = checkpoint.latest(journal.checkpoints)
     method = build_method(Config.from_dict(state["config"]))
     resume.load(method, state, journal)

@@ -12,7 +12,7 @@ from torch import nn
 from meanshift import Config, MeanShift, pretrain
 from meanshift.config.recipes import recipe
 from meanshift.evaluation import knn
-from meanshift.evaluation.context import Subject
+from meanshift.evaluation.context import EvaluationContext
 from meanshift.evaluation.knn import knn_accuracy
 from meanshift.models.weights import load_weights
 
@@ -43,7 +43,7 @@ def test_vectors_ten_lines_of_loop():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        method.follow()
+        method.after_update()
     assert accuracy() > before + 15
 
 
@@ -101,7 +101,7 @@ def test_the_demo_beats_its_untrained_encoder(tmp_path):
     config = recipe("demo").with_overrides({"train.epochs": 6, "train.monitor_every": 0})
     run = pretrain(config, tmp_path / "run")
     untrained, trained = (
-        knn.evaluate(Subject(load_weights(weights))).figures["20-NN"]
+        knn.evaluate(EvaluationContext(load_weights(weights))).figures["20-NN"]
         for weights in (f"untrained:{run}", run)
     )
     assert trained > untrained + 2

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from benchmarks.scale import Load
 from meanshift import MeanShift, MemoryBank
-from meanshift.models.sync_batch_norm import SummedBatchNorm, synchronized
-from meanshift.ops.topk import SLACK, nearest, settled
+from meanshift.models.sync_batch_norm import SyncBatchNorm, convert_sync_batch_norm
+from meanshift.ops.topk import SLACK, exact_neighbors, nearest_neighbors
 from meanshift.runtime import distributed
 from tests.support.forked import in_processes
 
@@ -23,7 +23,7 @@ def unit(rows, dim, seed=0):
 
 
 def own(rows):
-    return rows[slice(*distributed.share(len(rows)))]
+    return rows[slice(*distributed.shard_range(len(rows)))]
 
 
 # The talk itself
@@ -34,15 +34,15 @@ def talk():
     rows = torch.arange(3 * (rank + 1)).view(rank + 1, 3) + 100 * rank
     sent = [(rank + other) % 2 + 1 for other in range(world)]
     letters = torch.cat([torch.full((n, 1), 10 * rank + o) for o, n in enumerate(sent)])
-    received = distributed.swapped(sent)
+    received = distributed.all_to_all_counts(sent)
     tree = torch.tensor([1.0 + rank, 2.0], requires_grad=True)
-    (distributed.summed(tree).square() * (rank + 1)).sum().backward()
+    (distributed.all_sum(tree).square() * (rank + 1)).sum().backward()
     return {
-        "rows": distributed.rows_of_all(rows),
-        "none": distributed.rows_of_all(rows[:0]),
-        "received": distributed.exchanged(letters, sent, received)[:, 0].tolist(),
-        "most": distributed.most(rank, -rank),
-        "share": distributed.share(10),
+        "rows": distributed.all_gather_rows(rows),
+        "none": distributed.all_gather_rows(rows[:0]),
+        "received": distributed.all_to_all(letters, sent, received)[:, 0].tolist(),
+        "most": distributed.all_max(rank, -rank),
+        "share": distributed.shard_range(10),
         "gradient": tree.grad,
     }
 
@@ -71,7 +71,7 @@ def shuffle(rows, seed, layout):
         seen.append(strange)
         return strange.flatten(1)[:, :2] * 2 + distributed.rank() * 1000
 
-    back = distributed.shuffled(function, mine, seed)
+    back = distributed.apply_shuffled(function, mine, seed)
     like = seen[0].is_contiguous(memory_format=layout)
     return seen[0], back % 1000, (back // 1000)[:, 0], like
 
@@ -97,10 +97,10 @@ def test_shuffled_rows_are_worked_on_elsewhere_and_come_back(world, layout):
 
 def fails(rank_that_fails):
     try:
-        with distributed.together():
+        with distributed.fail_together():
             if distributed.rank() == rank_that_fails or rank_that_fails is None:
                 raise OSError("the disk is gone")
-    except distributed.Shared as error:
+    except distributed.SharedError as error:
         return str(error)
     return "nothing"
 
@@ -109,7 +109,7 @@ def test_what_fails_in_one_fails_in_all_with_one_message():
     assert in_processes(3, fails, 7) == ["nothing"] * 3
     assert in_processes(3, fails, 1) == ["process 1 of 3: the disk is gone"] * 3
     assert in_processes(3, fails, None) == ["the disk is gone"] * 3
-    with pytest.raises(OSError, match="disk is gone"), distributed.together():
+    with pytest.raises(OSError, match="disk is gone"), distributed.fail_together():
         raise OSError("the disk is gone")  # in one process it is what it was
 
 
@@ -181,10 +181,10 @@ NAMES = ("slots", "found", "similarity", "rows", "ids", "labels")
 def test_of_equals_the_lower_slot_is_nearer_however_many_they_are(copies):
     rows = unit(6, 24).repeat(copies, 1)  # slot i, i + 6, ... are one row
     queries = unit(6, 24)
-    slots, similarity = settled(queries, rows, 3)
+    slots, similarity = exact_neighbors(queries, rows, 3)
     assert slots.tolist() == [[i, i + 6, i + 12] for i in range(6)]
     assert (similarity[:, :1] == similarity).all()
-    hidden, _ = settled(queries, rows, 3, leave_out=torch.arange(6))
+    hidden, _ = exact_neighbors(queries, rows, 3, leave_out=torch.arange(6))
     last = [[i + 6, i + 12, i + 18] for i in range(6)]
     assert hidden[:, :2].tolist() == [row[:2] for row in last]
     assert copies <= SLACK or hidden.tolist() == last
@@ -198,7 +198,7 @@ def test_the_order_is_that_of_float64_whatever_the_chunks(shape):
     for chunk in (1, 2**14, 2**24):
         for canonical in (False, True):
             how = {"chunk_bytes": chunk, "canonical": canonical}
-            slots, similarity = settled(queries, rows, 3, **how)
+            slots, similarity = exact_neighbors(queries, rows, 3, **how)
             assert torch.equal(slots, order.indices[:, :3])
             torch.testing.assert_close(similarity, order.values[:, :3], rtol=0, atol=1e-6)
         assert torch.equal(similarity, order.values[:, :3])
@@ -214,10 +214,10 @@ def test_rows_that_nothing_tells_apart_are_still_found_in_order():
     for chunk in (2**14, 2**24):
         for canonical in (False, True):
             how = {"chunk_bytes": chunk, "canonical": canonical}
-            slots, similarity = settled(queries, rows, 4, **how)
+            slots, similarity = exact_neighbors(queries, rows, 4, **how)
             assert torch.equal(slots, order.indices[:, :4])
             assert torch.equal(similarity, order.values[:, :4])
-    rough = nearest(queries, rows, 4)[0]
+    rough = nearest_neighbors(queries, rows, 4)[0]
     assert not torch.equal(rough, slots)  # or this test shows nothing
 
 
@@ -279,7 +279,7 @@ def test_one_neighbor_needs_no_talk_at_all():
 
 def normalized(norm, x, weights, sizes):
     norm, first = copy.deepcopy(norm), sum(sizes[: distributed.rank()])
-    norm = synchronized(nn.Sequential(norm), CPU)[0]
+    norm = convert_sync_batch_norm(nn.Sequential(norm), CPU)[0]
     mine = x[first : first + sizes[distributed.rank()]].clone().requires_grad_()
     told = []
     for _ in range(2):
@@ -330,7 +330,7 @@ def test_batch_norm_over_all_is_that_of_the_whole_batch_in_value_and_gradient(
 
 def test_a_large_mean_does_not_drown_the_variance():
     norm = nn.BatchNorm1d(2)
-    norm.__class__ = SummedBatchNorm
+    norm.__class__ = SyncBatchNorm
     x = torch.tensor([[1000.0, 1e4], [1000.5, 1e4 + 2], [1001.0, 1e4 + 4]])
     expected = F.batch_norm(x.double(), None, None, training=True)
     torch.testing.assert_close(norm(x).double(), expected, rtol=1e-3, atol=5e-3)
@@ -348,10 +348,10 @@ def steps(count, batch, dtype, lr, given):
         nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 16),
     )  # fmt: skip
     method = MeanShift(encoder, 16, bank_size=300, **given).to(dtype).train()
-    synchronized(method, CPU)
+    convert_sync_batch_norm(method, CPU)
     optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], lr, 0.9)
     black = torch.zeros(2, 3, 12, 12, dtype=dtype)
-    stepping = distributed.parallel(method, lambda wrapped: wrapped(black, black).loss)
+    stepping = distributed.data_parallel(method, lambda wrapped: wrapped(black, black).loss)
     images = torch.randn(500, 3, 12, 12, generator=torch.Generator().manual_seed(0)).to(dtype)
     world, told = distributed.world_size(), []
     for step in range(count):
@@ -362,9 +362,9 @@ def steps(count, batch, dtype, lr, given):
         optimizer.zero_grad(set_to_none=True)
         (one.loss * (len(ids) * world / batch)).backward()
         optimizer.step()
-        method.follow()
+        method.after_update()
         figures = [torch.stack([one.loss.detach(), one.purity]) * len(ids) / batch]
-        told.append([distributed.summed(figures[0]).tolist(), one.embeddings[:, 0]])
+        told.append([distributed.all_sum(figures[0]).tolist(), one.embeddings[:, 0]])
     losses, embeddings = zip(*told, strict=True)
     return torch.tensor(losses, dtype=torch.float64), embeddings, method.bank.part()
 

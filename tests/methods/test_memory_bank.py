@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from meanshift import MemoryBank
-from meanshift.ops.topk import above, by_query, nearest
+from meanshift.ops.topk import above, by_query, nearest_neighbors
 
 
 def unit(rows, dim, seed=0):
@@ -106,7 +106,7 @@ def test_half_storage_finds_nearly_the_same_rows(dtype):
 
 
 def test_an_empty_query_finds_nothing():
-    slots, _ = nearest(unit(0, 4), unit(10, 4), 3)
+    slots, _ = nearest_neighbors(unit(0, 4), unit(10, 4), 3)
     assert slots.shape == (0, 3)
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from meanshift import MeanShift
-from meanshift.training.metrics import Tally
+from meanshift.training.metrics import MetricAverages
 
 DIM, BATCH, BANK, K = 6, 8, 32, 4
 
@@ -86,7 +86,7 @@ def test_twenty_steps_follow_the_naive_reference_in_float64():
         for ours, theirs in pairs:  # the naive gradients stay until its next step
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-12)
         optimizer.step()
-        method.follow()
+        method.after_update()
         torch.testing.assert_close(told.loss.detach(), expected, rtol=1e-10, atol=0)
         assert float(told.purity) == pytest.approx(float(purity), abs=1e-6)
     for ours, theirs in zip(method.online.parameters(), naive.online.parameters(), strict=True):
@@ -106,7 +106,7 @@ def test_k_1_is_byol_to_the_bit_and_keeps_no_bank():
         ours.zero_grad()
         told.loss.backward()
         ours.step()
-        method.follow()
+        method.after_update()
 
         v = F.normalize(predictor(online(online_view)), dim=1)
         with torch.no_grad():
@@ -138,7 +138,7 @@ def test_the_target_keeps_its_own_batch_norm_statistics():
     with torch.no_grad():
         method.online[1].weight.fill_(3.0)
     method(*views(0)[:2])
-    method.follow()
+    method.after_update()
     assert not torch.equal(method.target[1].running_mean, method.online[1].running_mean)
     torch.testing.assert_close(method.target[1].weight, torch.full((16,), 0.99 * 1 + 0.01 * 3))
 
@@ -163,7 +163,7 @@ def test_purity_counts_labeled_queries_only():
 
 def test_steps_without_a_labeled_image_do_not_lower_the_mean_purity():
     method = MeanShift(network(), DIM, k=3, bank_size=BATCH, search_filled_only=True)
-    tally, unknown = Tally(), torch.full((BATCH,), -1)
+    tally, unknown = MetricAverages(), torch.full((BATCH,), -1)
     for labels in (unknown, torch.zeros(BATCH, dtype=torch.int64), unknown):
         tally.add(method(*views(0)[:2], labels=labels), labels)
     means = tally.means()

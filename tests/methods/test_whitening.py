@@ -81,10 +81,10 @@ def parts():
     whiten = Whitening(DIM)
     for seed in range(3):
         rows = lopsided(10, seed)
-        white = whiten(rows[slice(*distributed.share(len(rows)))])
+        white = whiten(rows[slice(*distributed.shard_range(len(rows)))])
     return {
         **whiten.state_dict(),
-        "rows": distributed.rows_of_all(white, distributed.lengths(len(white))),
+        "rows": distributed.all_gather_rows(white, distributed.all_lengths(len(white))),
     }
 
 

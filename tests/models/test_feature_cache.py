@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 from torch import nn
 
-from meanshift.data import Source, Unreadable, open_source
+from meanshift.data import Source, UnreadableSample, open_source
 from meanshift.data.arrays import ArraySource
 from meanshift.data.folder import FolderSource
 from meanshift.models import features as module
-from meanshift.models.features import extract, stored
+from meanshift.models.features import cached_features, extract_features
 from meanshift.models.weights import fingerprint
 from meanshift.runtime import run_directory
 
@@ -65,7 +65,7 @@ class Torn(Source):
 
     def read(self, index):
         if index in self.torn:
-            raise Unreadable(self.title(index), "made so")
+            raise UnreadableSample(self.title(index), "made so")
         return self.pixels[index]
 
 
@@ -80,12 +80,12 @@ def keep(network, source, folder, **options):
     """The rows and whose they are, and how often the network was called for them."""
     before = network.calls
     options = {"weights": fingerprint(network), **OPTIONS, **options}
-    rows, kept = stored(network, source, folder=folder, device=CPU, **options)
+    rows, kept = cached_features(network, source, folder=folder, device=CPU, **options)
     return rows, kept, network.calls - before
 
 
 def plainly(network, source, **options):
-    return extract(copy.deepcopy(network), source, device=CPU, **{**OPTIONS, **options})
+    return extract_features(copy.deepcopy(network), source, device=CPU, **{**OPTIONS, **options})
 
 
 def files_in(folder):
@@ -439,7 +439,7 @@ class Full:
     ("suffix", "room"), [(".npy", 0), (".npy", 1), (".npy", 3), (".npy", 4), (".json", 0)]
 )
 def test_a_full_disc_is_named_and_nothing_torn_is_left(network, folder, monkeypatch, suffix, room):
-    whole_file = run_directory.whole_file
+    whole_file = run_directory.atomic_writer
 
     @contextmanager
     def full(path, **options):
@@ -448,7 +448,7 @@ def test_a_full_disc_is_named_and_nothing_torn_is_left(network, folder, monkeypa
 
     with monkeypatch.context() as patched:
         patched.setattr(module, "whole_file", full)
-        patched.setattr(run_directory, "whole_file", full)
+        patched.setattr(run_directory, "atomic_writer", full)
         with pytest.raises(OSError, match=r"No space left.*; make room, or") as caught:
             keep(network.train(), arrays(), folder)
     assert str(folder) in str(caught.value)

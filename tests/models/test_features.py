@@ -9,13 +9,13 @@ from torch import nn
 from torchvision.transforms.v2 import functional as TF
 
 from meanshift import config
-from meanshift.data import Unreadable, open_source
+from meanshift.data import UnreadableSample, open_source
 from meanshift.data.arrays import ArraySource
 from meanshift.data.folder import FolderSource
 from meanshift.models.encoder import build_backbone
-from meanshift.models.features import extract
+from meanshift.models.features import extract_features
 from meanshift.ops import image
-from meanshift.transforms.eval import prepare
+from meanshift.transforms.eval import eval_transform
 
 CPU = torch.device("cpu")
 
@@ -38,7 +38,7 @@ def network():
 
 
 def features_of(network, source, image_size=32, **options):
-    return extract(network, source, image_size=image_size, device=CPU, **options)
+    return extract_features(network, source, image_size=image_size, device=CPU, **options)
 
 
 def arrays(count, height, width, seed=0):
@@ -88,7 +88,7 @@ def test_extract_leaves_the_global_generator_alone(network, few):
 def test_features_are_the_eval_output_in_order(network, few):
     got = features_of(network.train(), few)
     images = few.gather(torch.arange(len(few))).permute(0, 3, 1, 2).float() / 255
-    mean, deviation = list(image.MEAN), list(image.DEVIATION)
+    mean, deviation = list(image.MEAN), list(image.STD)
     with torch.no_grad():
         expected = network.eval()(TF.normalize(images, mean, deviation))
         in_training = network.train()(TF.normalize(images, mean, deviation))
@@ -124,13 +124,13 @@ def test_a_head_can_be_trained_on_features(network, few):
 
 
 def test_arrays_that_were_trained_enlarged_are_judged_enlarged():
-    assert prepare(arrays(2, 32, 28), torch.arange(2), 48).shape == (2, 3, 48, 48)
+    assert eval_transform(arrays(2, 32, 28), torch.arange(2), 48).shape == (2, 3, 48, 48)
 
 
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (32, 20), (64, 64)])
 def test_small_arrays_keep_their_own_size(height, width):
     source = arrays(5, height, width)
-    got = prepare(source, torch.tensor([4, 1]), 32)
+    got = eval_transform(source, torch.tensor([4, 1]), 32)
     assert got.shape == (2, 3, height, width)
     assert np.array_equal(got.numpy(), source.pixels[[4, 1]].transpose(0, 3, 1, 2))
 
@@ -138,7 +138,7 @@ def test_small_arrays_keep_their_own_size(height, width):
 @pytest.mark.parametrize(("height", "width"), [(80, 80), (100, 70), (66, 300)])
 def test_large_arrays_are_cut_from_the_center(height, width):
     source = arrays(3, height, width)
-    got = prepare(source, torch.arange(3), 56)
+    got = eval_transform(source, torch.arange(3), 56)
     expected = TF.resize(torch.from_numpy(source.pixels).permute(0, 3, 1, 2), [64], antialias=True)
     expected = TF.center_crop(expected, [56, 56])
     assert got.shape == (3, 3, 56, 56)
@@ -149,7 +149,7 @@ def test_photos_are_resized_to_256_and_cut_to_224(tmp_path, make_images):
     make_images(tmp_path, {"wide": 1}, size=(60, 90))
     make_images(tmp_path, {"tall": 1}, size=(300, 40))
     source = FolderSource(tmp_path)
-    got = prepare(source, torch.tensor([0, 1]), 224)
+    got = eval_transform(source, torch.tensor([0, 1]), 224)
     assert got.shape == (2, 3, 224, 224)
     for index in range(2):
         resized = TF.resize(source.read(index), [256], antialias=True)
@@ -159,24 +159,24 @@ def test_photos_are_resized_to_256_and_cut_to_224(tmp_path, make_images):
 
 def test_the_papers_own_crop_can_be_had(tmp_path, make_images):
     source = FolderSource(make_images(tmp_path, {"": 1}, size=(60, 90)))
-    got = prepare(source, torch.tensor([0]), 256, 256)
+    got = eval_transform(source, torch.tensor([0]), 256, 256)
     expected = TF.center_crop(TF.resize(source.read(0), [256], antialias=True), [256, 256])
     assert torch.equal(got[0], expected)
 
 
 def test_small_photos_are_cut_too(tmp_path, make_images):
     source = FolderSource(make_images(tmp_path, {"": 2}, size=(20, 30)))
-    assert prepare(source, torch.arange(2), 32).shape == (2, 3, 32, 32)
+    assert eval_transform(source, torch.arange(2), 32).shape == (2, 3, 32, 32)
 
 
 def test_an_unreadable_photo_is_gray_and_moves_no_other(tmp_path, make_images, network):
     source = FolderSource(make_images(tmp_path, {"": 3}))
     whole = features_of(network, source)
     (tmp_path / "001.jpg").write_bytes(b"")
-    with pytest.raises(Unreadable, match=r"001\.jpg"):
-        prepare(source, torch.arange(3), 32)
+    with pytest.raises(UnreadableSample, match=r"001\.jpg"):
+        eval_transform(source, torch.arange(3), 32)
     bad = {}
-    got = prepare(source, torch.arange(3), 32, bad=bad)
+    got = eval_transform(source, torch.arange(3), 32, bad=bad)
     assert (got[1] == 128).all()
     assert {index: error.title for index, error in bad.items()} == {1: str(tmp_path / "001.jpg")}
     with pytest.warns(UserWarning, match=r"1 of 3 images cannot be read .*001\.jpg"):

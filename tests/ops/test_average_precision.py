@@ -10,7 +10,7 @@ import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from meanshift.ops.average_precision import Found, Truth, average_precision, matched
+from meanshift.ops.average_precision import Detections, GroundTruth, average_precision, match
 
 RULES = ("voc07", "coco")
 
@@ -18,14 +18,14 @@ RULES = ("voc07", "coco")
 def found(boxes, scores, labels=None):
     boxes = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4)
     labels = [0] * len(boxes) if labels is None else labels
-    return Found(boxes, torch.tensor(scores), torch.tensor(labels, dtype=torch.int64))
+    return Detections(boxes, torch.tensor(scores), torch.tensor(labels, dtype=torch.int64))
 
 
 def truth(boxes, labels=None, difficult=None):
     boxes = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4)
     labels = [0] * len(boxes) if labels is None else labels
     difficult = [False] * len(boxes) if difficult is None else difficult
-    return Truth(
+    return GroundTruth(
         boxes,
         torch.tensor(labels, dtype=torch.int64),
         torch.tensor(difficult, dtype=torch.bool),
@@ -309,24 +309,24 @@ def test_bad_input_is_refused(rule):
 def test_matched_tells_who_found_what():
     one = found([FAR, B, A, A, [0, 0, 10, 9]], [0.9, 0.8, 0.7, 0.4, 0.6])
     there = truth([A, B, [80, 80, 90, 90]])
-    of_found, of_truth = matched(one, there)
+    of_found, of_truth = match(one, there)
     assert of_found.tolist() == [-1, 1, 0, -1, -1]
     assert of_truth.tolist() == [2, 1, -1]
-    of_found, of_truth = matched(one, there, score=0.75)
+    of_found, of_truth = match(one, there, score=0.75)
     assert of_found.tolist() == [-1, 1, -1, -1, -1] and of_truth.tolist() == [-1, 1, -1]
-    assert matched(found([[0, 0, 10, 8]], [0.5]), truth([A]), threshold=0.8)[0].tolist() == [0]
-    assert matched(found([[0, 0, 10, 8]], [0.5]), truth([A]), threshold=0.81)[0].tolist() == [-1]
+    assert match(found([[0, 0, 10, 8]], [0.5]), truth([A]), threshold=0.8)[0].tolist() == [0]
+    assert match(found([[0, 0, 10, 8]], [0.5]), truth([A]), threshold=0.81)[0].tolist() == [-1]
 
 
 def test_matched_asks_for_the_class_and_takes_difficult_objects_last():
-    of_found, of_truth = matched(found([A], [0.9], [1]), truth([A], [0]))
+    of_found, of_truth = match(found([A], [0.9], [1]), truth([A], [0]))
     assert of_found.tolist() == [-1] and of_truth.tolist() == [-1]
     there = truth([A, [0, 0, 10, 9]], difficult=[True, False])
-    of_found, of_truth = matched(found([A, A, A], [0.7, 0.9, 0.8]), there)
+    of_found, of_truth = match(found([A, A, A], [0.7, 0.9, 0.8]), there)
     assert of_found.tolist() == [-1, 1, 0] and of_truth.tolist() == [2, 1]
 
 
 @pytest.mark.parametrize(("one", "there"), [([], [A]), ([A], []), ([], [])])
 def test_matched_knows_empty_images(one, there):
-    of_found, of_truth = matched(found(one, [0.9] * len(one)), truth(there))
+    of_found, of_truth = match(found(one, [0.9] * len(one)), truth(there))
     assert of_found.tolist() == [-1] * len(one) and of_truth.tolist() == [-1] * len(there)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from meanshift.ops.collapse import collapse, effective_rank, spread, stability
+from meanshift.ops.collapse import collapse_warning, effective_rank, neighbor_stability, spread
 
 
 def opposite_pairs(dim):
@@ -52,33 +52,36 @@ def test_spread_between_is_what_the_mean_leaves():
 
 def test_stability_is_the_share_of_neighbors_kept_in_any_order():
     before = torch.tensor([[1, 2, 3], [4, 5, 6]])
-    assert stability(before, before.flip(1)) == 1
-    assert stability(before, before + 10) == 0
-    assert stability(before, torch.tensor([[3, 8, 9], [6, 4, 7]])) == pytest.approx(0.5)
+    assert neighbor_stability(before, before.flip(1)) == 1
+    assert neighbor_stability(before, before + 10) == 0
+    assert neighbor_stability(before, torch.tensor([[3, 8, 9], [6, 4, 7]])) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(("rank", "wide"), [(20.0, 0.9), (3.0, 0.2)])
 def test_no_alarm_on_healthy_embeddings(rank, wide):
     for same_view in (False, True):
-        assert collapse(agreement=0.9, rank=rank, spread=wide, dim=64, same_view=same_view) is None
+        assert (
+            collapse_warning(agreement=0.9, rank=rank, spread=wide, dim=64, same_view=same_view)
+            is None
+        )
 
 
 @pytest.mark.parametrize(
     ("agreement", "rank", "wide"), [(0.5, 20.0, 0.01), (0.98, 2.1, 0.9), (0.0, 0.0, 0.0)]
 )
 def test_alarm_on_either_sign(agreement, rank, wide):
-    alarm = collapse(agreement=agreement, rank=rank, spread=wide, dim=64, same_view=False)
+    alarm = collapse_warning(agreement=agreement, rank=rank, spread=wide, dim=64, same_view=False)
     assert alarm is not None and alarm.startswith("collapse")
     assert f"{agreement:.2f}" in alarm and f"{wide:.2f}" in alarm and f"{rank:.1f}" in alarm
 
 
 def test_a_good_model_may_agree_nearly_perfectly():
-    assert collapse(agreement=0.98, rank=30.0, spread=0.9, dim=64, same_view=False) is None
+    assert collapse_warning(agreement=0.98, rank=30.0, spread=0.9, dim=64, same_view=False) is None
 
 
 def test_the_alarm_names_the_likely_cause():
-    same = collapse(agreement=1.0, rank=1.0, spread=0.0, dim=64, same_view=True)
-    other = collapse(agreement=1.0, rank=1.0, spread=0.0, dim=64, same_view=False)
+    same = collapse_warning(agreement=1.0, rank=1.0, spread=0.0, dim=64, same_view=True)
+    other = collapse_warning(agreement=1.0, rank=1.0, spread=0.0, dim=64, same_view=False)
     assert same is not None and "views.same_view" in same and "train.lr" not in same
     assert other is not None and "train.lr" in other and "method.momentum" in other
 
@@ -88,4 +91,6 @@ def test_the_signs_of_collapsed_and_of_random_embeddings_fall_on_their_sides():
     unit = torch.nn.functional.normalize
     for embeddings, alarming in ((unit(noise), False), (unit(1 + 0.01 * noise), True)):
         signs = {"rank": effective_rank(embeddings), "spread": spread(embeddings)}
-        assert (collapse(agreement=0.5, **signs, dim=64, same_view=False) is not None) == alarming
+        assert (
+            collapse_warning(agreement=0.5, **signs, dim=64, same_view=False) is not None
+        ) == alarming

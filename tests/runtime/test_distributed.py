@@ -152,14 +152,14 @@ def test_one_process_is_the_first_of_one_and_talks_to_itself(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert (distributed.world_size(), distributed.rank()) == (1, 0)
     own = [1, "two"]
-    with distributed.joined(torch.device("cpu")):
-        assert distributed.gathered(own) == own
+    with distributed.process_group(torch.device("cpu")):
+        assert distributed.all_gather_list(own) == own
         assert not torch.distributed.is_initialized()
         held = torch.tensor([1.0, 3.0])
-        distributed.average(held)
+        distributed.all_mean_(held)
         assert held.tolist() == [1, 3]
     for name in ("cpu", "cuda", "cuda:1"):
-        assert distributed.own_device(torch.device(name)) == torch.device(name)
+        assert distributed.local_device(torch.device(name)) == torch.device(name)
 
 
 def test_of_several_processes_each_takes_its_own_gpu_unless_one_is_named(monkeypatch):
@@ -167,7 +167,7 @@ def test_of_several_processes_each_takes_its_own_gpu_unless_one_is_named(monkeyp
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert distributed.world_size() == 4
     for given, taken in {"cuda": "cuda:3", "cuda:1": "cuda:1", "cpu": "cpu"}.items():
-        assert distributed.own_device(torch.device(given)) == torch.device(taken)
+        assert distributed.local_device(torch.device(given)) == torch.device(taken)
 
 
 # Two

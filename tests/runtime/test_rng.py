@@ -33,8 +33,8 @@ def test_the_mapping_is_frozen():
         [0.07707101936594041, 0.0676387576512919],
         [0.12180007116598279, 0.3280578973886086],
     ]
-    assert rng.order(1, 2, 10).tolist() == [2, 5, 6, 0, 7, 9, 1, 3, 4, 8]
-    assert rng.seed_of(5, 6, rng.INITIAL) == 3081971055728523594
+    assert rng.permutation(1, 2, 10).tolist() == [2, 5, 6, 0, 7, 9, 1, 3, 4, 8]
+    assert rng.derive_seed(5, 6, rng.INITIAL) == 3081971055728523594
 
 
 def test_the_streams_are_frozen():
@@ -67,10 +67,10 @@ def test_more_columns_leave_the_first_ones_alone():
 def test_nothing_depends_on_or_moves_the_global_generator():
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    first = rng.uniform(3, 4, IDS, rng.TARGET, 2), rng.order(3, 4, 50)
+    first = rng.uniform(3, 4, IDS, rng.TARGET, 2), rng.permutation(3, 4, 50)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
-    again = rng.uniform(3, 4, IDS, rng.TARGET, 2), rng.order(3, 4, 50)
+    again = rng.uniform(3, 4, IDS, rng.TARGET, 2), rng.permutation(3, 4, 50)
     assert torch.equal(first[0], again[0])
     assert torch.equal(first[1], again[1])
 
@@ -124,22 +124,22 @@ def test_neighboring_ids_columns_and_epochs_are_independent():
 
 
 def test_order_visits_everything_once_and_anew_each_epoch():
-    orders = [rng.order(0, epoch, 1000) for epoch in range(3)]
+    orders = [rng.permutation(0, epoch, 1000) for epoch in range(3)]
     for order in orders:
         assert torch.equal(order.sort().values, torch.arange(1000))
     for a, b in [(0, 1), (1, 2), (0, 2)]:
         assert (orders[a] == orders[b]).float().mean() < 0.02
-    assert not torch.equal(orders[0], rng.order(1, 0, 1000))
+    assert not torch.equal(orders[0], rng.permutation(1, 0, 1000))
 
 
 def test_every_place_of_the_order_is_equally_likely():
-    first = torch.stack([rng.order(0, epoch, 10)[0] for epoch in range(600)])
+    first = torch.stack([rng.permutation(0, epoch, 10)[0] for epoch in range(600)])
     assert stats.chisquare(first.bincount(minlength=10).numpy()).pvalue > 0.01
 
 
 def test_seeds_for_libraries_are_valid_and_differ():
     seeds = {
-        rng.seed_of(s, step, stream) for s in range(5) for step in range(5) for stream in (6, 7)
+        rng.derive_seed(s, step, stream) for s in range(5) for step in range(5) for stream in (6, 7)
     }
     assert len(seeds) == 50
     assert all(0 <= seed < 2**63 for seed in seeds)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from meanshift.config import Config
-from meanshift.runtime.run_directory import Journal, Tail, write_atomically
+from meanshift.runtime.run_directory import JSONLTail, RunDirectory, write_text
 
 
 def begin(folder, **settings):
     overrides = {name.replace("__", "."): value for name, value in settings.items()}
-    return Journal(folder).begin(Config().with_overrides(overrides), extra={"device": "cpu"})
+    return RunDirectory(folder).begin(Config().with_overrides(overrides), extra={"device": "cpu"})
 
 
 def environment_of(folder):
@@ -46,7 +46,7 @@ def test_changed_settings_are_refused_with_the_list(tmp_path):
     assert str(tmp_path) in message and "--out" in message
     assert "method.k: 5 there, 7 now" in message and "train.lr: 0.05 there, 0.1 now" in message
     assert "data.workers" not in message
-    assert Journal.open(tmp_path).config == Config()
+    assert RunDirectory.open(tmp_path).config == Config()
 
 
 def test_a_refused_run_leaves_no_trace(tmp_path):
@@ -60,7 +60,7 @@ def test_a_refused_run_leaves_no_trace(tmp_path):
 def test_a_harmless_change_is_accepted_and_written(tmp_path):
     begin(tmp_path)
     begin(tmp_path, data__workers=3, train__log_every=7)
-    config = Journal.open(tmp_path).config
+    config = RunDirectory.open(tmp_path).config
     assert (config.data.workers, config.train.log_every) == (3, 7)
 
 
@@ -78,13 +78,13 @@ def test_an_empty_folder_will_do(tmp_path):
 
 def test_open_refuses_what_is_not_a_run(tmp_path):
     with pytest.raises(ValueError, match="not a run directory") as caught:
-        Journal.open(tmp_path)
+        RunDirectory.open(tmp_path)
     assert str(tmp_path) in str(caught.value) and "meanshift pretrain" in str(caught.value)
 
 
 def test_earlier_sessions_stay_in_the_environment(tmp_path):
     for device in ("one", "two", "three"):
-        Journal(tmp_path).begin(Config(), extra={"device": device})
+        RunDirectory(tmp_path).begin(Config(), extra={"device": device})
     here = environment_of(tmp_path)
     assert here["device"] == "three"
     assert [session["device"] for session in here["earlier"]] == ["one", "two"]
@@ -118,9 +118,9 @@ def test_a_half_written_last_line_is_ignored(tmp_path):
 def test_a_tail_reads_a_file_that_took_the_place_of_another_anew(tmp_path, more):
     path = tmp_path / "metrics.jsonl"
     old, new = [{"step": 1}, {"step": 2}], [{"step": 1}, {"step": 9}, *more]
-    tail = Tail(path)
+    tail = JSONLTail(path)
     for records in (old, new):
-        write_atomically(path, "".join(json.dumps(record) + "\n" for record in records))
+        write_text(path, "".join(json.dumps(record) + "\n" for record in records))
         assert tail.read() == records
 
 
@@ -164,9 +164,9 @@ def test_results_are_written_by_name(tmp_path):
 
 def test_write_atomically_replaces_a_text(tmp_path):
     path = tmp_path / "a.txt"
-    write_atomically(path, "ä")
+    write_text(path, "ä")
     assert path.read_bytes() == "ä".encode()
-    write_atomically(path, "b")
+    write_text(path, "b")
     assert path.read_bytes() == b"b"
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
 
@@ -174,12 +174,12 @@ def test_write_atomically_replaces_a_text(tmp_path):
 @pytest.mark.parametrize(("owner", "call"), [(os, "fsync"), (Path, "replace")])
 def test_a_failed_write_leaves_the_old_file_and_no_part(tmp_path, monkeypatch, owner, call):
     path = tmp_path / "a.txt"
-    write_atomically(path, "old")
+    write_text(path, "old")
 
     def fail(*_):
         raise OSError("no space left on device")
 
     monkeypatch.setattr(owner, call, fail)
     with pytest.raises(OSError, match="no space"):
-        write_atomically(path, "new")
+        write_text(path, "new")
     assert path.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["a.txt"]

@@ -52,7 +52,7 @@ def _fork(world, rank, port, file, work, given, timeout):
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         }  # fmt: skip
         torch.set_num_threads(1)
-        with distributed.joined(torch.device("cpu"), timeout=timeout):
+        with distributed.process_group(torch.device("cpu"), timeout=timeout):
             told = (work(*given),)
     except BaseException:
         told = traceback.format_exc()

@@ -13,13 +13,13 @@ from torchvision.transforms.v2 import functional as TF
 from meanshift.config import Views
 from meanshift.data import open_source
 from meanshift.ops import image as image_ops
-from meanshift.ops.image import Colors
+from meanshift.ops.image import ColorParameters
 from meanshift.runtime import rng
 from meanshift.transforms import augment
 from meanshift.transforms.augment import Address, TwoViews
 
 COUNT, DRAWS = 200, 4000
-DEVIATION = torch.tensor(image_ops.DEVIATION)[:, None, None]
+DEVIATION = torch.tensor(image_ops.STD)[:, None, None]
 PLAIN = Views(flip=0.0, jitter=0.0, gray=0.0, blur=0.0)
 CHANCES = {"flip": 0.5, "jitter": 0.8, "gray": 0.2, "blur": 0.5}
 ADJUST = (TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation, TF.adjust_hue)
@@ -73,7 +73,7 @@ def resized_crops(images, boxes, size):
 
 
 def colors(**given):
-    unchanged = Colors(
+    unchanged = ColorParameters(
         factors=torch.tensor([[1.0, 1.0, 1.0, 0.0]]).double().repeat(COUNT, 1),
         sequence=torch.arange(4).repeat(COUNT, 1),
         jittered=torch.ones(COUNT, dtype=torch.bool),
@@ -179,7 +179,7 @@ def test_jitter_of_gray_black_and_white_images_is_finite():
     flat = torch.tensor([0.0, 0.5, 1.0])[:, None, None, None].expand(3, 3, 8, 8)
     drawn = augment.draw_colors(replace(PLAIN, jitter=1.0), address(3))
     assert image_ops.jitter(flat, drawn).isfinite().all()
-    turned = image_ops.turn_hue(flat, torch.tensor([0.1, -0.3, 0.5]))
+    turned = image_ops.adjust_hue(flat, torch.tensor([0.1, -0.3, 0.5]))
     torch.testing.assert_close(turned, flat)
 
 
@@ -188,13 +188,13 @@ def test_hue_of_images_with_hardly_any_color_matches_adjust_hue(planes, chroma):
     faint = 0.4 + chroma * planes
     shift = torch.linspace(-0.5, 0.5, COUNT)
     expected = each(TF.adjust_hue, faint, shift.tolist())
-    torch.testing.assert_close(image_ops.turn_hue(faint, shift), expected, atol=2e-6, rtol=0)
+    torch.testing.assert_close(image_ops.adjust_hue(faint, shift), expected, atol=2e-6, rtol=0)
     assert (expected - faint).abs().max() > 0.5 * chroma
 
 
 def test_gray_matches_rgb_to_grayscale(planes):
     chosen = torch.arange(COUNT) % 2 == 0
-    got = image_ops.gray(planes, chosen)
+    got = image_ops.to_grayscale(planes, chosen)
     expected = TF.rgb_to_grayscale(planes, num_output_channels=3)
     assert share_matching(got[chosen], expected[chosen]) >= 0.999
     assert torch.equal(got[~chosen], planes[~chosen])
@@ -228,7 +228,7 @@ def test_blur_of_an_image_smaller_than_the_kernel():
 
 
 def test_normalize_matches_torchvision(planes):
-    expected = TF.normalize(planes, list(image_ops.MEAN), list(image_ops.DEVIATION))
+    expected = TF.normalize(planes, list(image_ops.MEAN), list(image_ops.STD))
     torch.testing.assert_close(image_ops.normalize(planes), expected)
 
 
@@ -252,7 +252,7 @@ def test_whole_chain_matches_torchvision(sample, shape):
         to_planes(images),
         *(values.tolist() for values in parameters),
     )
-    expected = TF.normalize(expected, list(image_ops.MEAN), list(image_ops.DEVIATION))
+    expected = TF.normalize(expected, list(image_ops.MEAN), list(image_ops.STD))
     _, online = TwoViews(views, 5, size).finish(images, 3, place.ids)
     assert share_matching(online * DEVIATION, expected * DEVIATION) >= 0.999
     _, other = TwoViews(views, 5, size).finish(images, 4, place.ids)

@@ -9,7 +9,7 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
-from meanshift.ops.average_precision import Found, Truth
+from meanshift.ops.average_precision import Detections, GroundTruth
 from meanshift.viz import detections, style
 from meanshift.viz.detections import FALSE, FOUND, HARD, MISSED
 
@@ -22,7 +22,7 @@ def photo(height=300, width=400, gray=128):
 
 def truth(boxes=(), labels=(), difficult=None):
     hard = [False] * len(boxes) if difficult is None else difficult
-    return Truth(
+    return GroundTruth(
         torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4),
         torch.tensor(labels, dtype=torch.int64),
         torch.tensor(hard, dtype=torch.bool),
@@ -30,7 +30,7 @@ def truth(boxes=(), labels=(), difficult=None):
 
 
 def found(boxes=(), scores=(), labels=()):
-    return Found(
+    return Detections(
         torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4),
         torch.tensor(scores, dtype=torch.float32),
         torch.tensor(labels, dtype=torch.int64),

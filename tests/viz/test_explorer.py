@@ -23,11 +23,11 @@ from PIL import Image
 from torch.nn import functional as F
 
 from meanshift.config import Config
-from meanshift.data import train_and_held_out
+from meanshift.data import train_and_validation
 from meanshift.models.encoder import build_backbone
-from meanshift.models.features import extract
+from meanshift.models.features import extract_features
 from meanshift.runtime import checkpoint
-from meanshift.runtime.run_directory import Journal
+from meanshift.runtime.run_directory import RunDirectory
 from meanshift.viz import explorer as explore
 from meanshift.viz.explorer.live import POINTS
 from meanshift.viz.explorer.metadata import Metadata, categories
@@ -35,7 +35,7 @@ from meanshift.viz.explorer.model import Explorer
 from meanshift.viz.explorer.search import decode
 from meanshift.viz.explorer.thumbnails import Thumbnails, encode
 from meanshift.viz.explorer.work import Pending, Work
-from meanshift.viz.run_reader import Lacking, Run
+from meanshift.viz.run_reader import MissingData, Run
 
 COPY, OF = 40, 4  # of the arrays below: an image that is there twice, with another label
 
@@ -68,9 +68,9 @@ def make_run(folder, source, *, epochs=(0, 2), total=4, image_size=16, probe=60,
             "train.batch_size": 20,
         }
     )  # fmt: skip
-    train, _ = train_and_held_out(str(source), held_out, seed=0)
+    train, _ = train_and_validation(str(source), held_out, seed=0)
     about = {"source": train.fingerprint(), "images": len(train), "steps": 10 * total}
-    Journal(folder).begin(config, extra=about)
+    RunDirectory(folder).begin(config, extra=about)
     for epoch in epochs:
         add_snapshot(folder, epoch)
     return folder
@@ -86,9 +86,9 @@ def add_snapshot(folder, epoch, spoil=False):
     weights = {k: w.half() if w.is_floating_point() else w for k, w in network.state_dict().items()}
     network.load_state_dict({k: w.float() if w.is_floating_point() else w
                              for k, w in weights.items()})  # fmt: skip
-    train, _ = train_and_held_out(config.data.source, config.data.held_out, seed=0)
+    train, _ = train_and_validation(config.data.source, config.data.held_out, seed=0)
     indices = torch.arange(len(train))[: min(size, len(train))]
-    features = extract(
+    features = extract_features(
         network.eval(), train.take(indices), image_size=config.data.image_size,
         device=torch.device("cpu"),
     )  # fmt: skip
@@ -102,7 +102,7 @@ def add_snapshot(folder, epoch, spoil=False):
 
 def log(folder, step, **figures):
     record = {"kind": "train", "step": step, "epoch": step // 10, **figures}
-    Journal(folder).append("metrics.jsonl", record)
+    RunDirectory(folder).append("metrics.jsonl", record)
 
 
 @contextlib.contextmanager
@@ -350,7 +350,7 @@ def test_an_unchanged_run_costs_nothing_and_a_changed_one_is_told(tmp_path):
         third = since(second["version"]).json
         assert third["epochs"] == [0]
         assert list(get(port, "/api/map").json["points"]) == ["0"]
-        Journal(folder).warn(1, "collapse", "collapse: no variety")
+        RunDirectory(folder).warn(1, "collapse", "collapse: no variety")
         fourth = since(third["version"]).json
         assert fourth["warnings"] == [
             {"kind": "collapse", "message": "collapse: no variety", "epoch": 0.1}
@@ -403,7 +403,7 @@ def test_a_run_that_is_continued_stays_the_one_it_was(tmp_path):
     explorer = Explorer(Run(folder))
     mark = explorer.state()["mark"]
     about = json.loads((folder / "environment.json").read_text())
-    Journal(folder).begin(Run(folder).config, extra={"steps": 40, "source": about["source"]})
+    RunDirectory(folder).begin(Run(folder).config, extra={"steps": 40, "source": about["source"]})
     log(folder, 30, loss=0.5)
     here = json.loads((folder / "environment.json").read_text())
     (folder / "environment.json").write_text(json.dumps({**here, "date": "2999-01-01"}))
@@ -481,7 +481,7 @@ def test_colors_by_label_cluster_and_purity(explorer):
     assert purity["values"] == pytest.approx(naive) and (purity["low"], purity["high"]) == (0, 1)
     with pytest.raises(ValueError, match="got 'taste', need label, cluster, purity"):
         explorer.colors("taste", epoch=2)
-    with pytest.raises(Lacking, match="no snapshot after epoch 1; there are 0, 2"):
+    with pytest.raises(MissingData, match="no snapshot after epoch 1; there are 0, 2"):
         explorer.colors("purity", epoch=1)
 
 
@@ -666,8 +666,10 @@ def test_distances_are_those_of_the_snapshots_own_weights(explorer, run):
                                  for k, w in weights.items()})  # fmt: skip
         held = explorer.run.held_out
         device = torch.device("cpu")
-        rows = F.normalize(extract(network.eval(), held, image_size=16, device=device), dim=1)
-        query = F.normalize(extract(network, explorer.run.source.take(torch.tensor([9])),
+        rows = F.normalize(
+            extract_features(network.eval(), held, image_size=16, device=device), dim=1
+        )
+        query = F.normalize(extract_features(network, explorer.run.source.take(torch.tensor([9])),
                                     image_size=16, device=device), dim=1)  # fmt: skip
         far = (1 - query @ rows.T)[0]
         told = patiently(
@@ -846,7 +848,7 @@ def test_a_page_at_a_time(port):
 def test_one_image_has_nobody_to_compare_with(tmp_path):
     np.savez(tmp_path / "p.npz", images=np.zeros((1, 16, 16, 3), np.uint8))
     explorer = Explorer(Run(make_run(tmp_path / "run", tmp_path / "p.npz", epochs=(0,))))
-    with pytest.raises(Lacking, match="need 2 or more"):
+    with pytest.raises(MissingData, match="need 2 or more"):
         explorer.clean("outliers", part="probe", epoch=0)
     assert explorer.point(0)["moments"][0]["rows"] == []
 
@@ -1024,7 +1026,7 @@ def test_metadata_colors_the_map_and_stands_beside_an_image(tmp_path, run):
 def test_a_run_continued_with_a_harmless_change_stays_the_one_it_was(tmp_path):
     folder = make_run(tmp_path / "run", arrays(tmp_path / "p.npz"))
     explorer = Explorer(Run(folder))
-    Journal(folder).begin(Run(folder).config.with_overrides({"data.workers": 3}), extra={})
+    RunDirectory(folder).begin(Run(folder).config.with_overrides({"data.workers": 3}), extra={})
     assert explorer.current() is explorer and Explorer(Run(folder)).mark == explorer.mark
 
 
@@ -1057,7 +1059,7 @@ def test_a_training_that_died_is_not_said_to_train(tmp_path):
     folder = make_run(tmp_path / "run", arrays(tmp_path / "p.npz"))
     for step in range(1, 5):
         line = {"kind": "train", "step": step, "epoch": 1, "loss": 1.0, "seconds": 5.0 * step}
-        Journal(folder).append("metrics.jsonl", {**line, "images_per_second": 100.0})
+        RunDirectory(folder).append("metrics.jsonl", {**line, "images_per_second": 100.0})
     explorer = Explorer(Run(folder))
     assert explorer.state()["training"] is True
     before = explorer.live.version()

@@ -17,13 +17,13 @@ from torch.nn import functional as F
 from meanshift.config import Config, Data, Encoder, Method, Train
 from meanshift.data import open_source
 from meanshift.methods.memory_bank import MemoryBank
-from meanshift.ops.image import DEVIATION, MEAN
+from meanshift.ops.image import MEAN, STD
 from meanshift.reproduce.laps import Laps
 from meanshift.runtime import checkpoint
 from meanshift.runtime.rng import ONLINE, TARGET
-from meanshift.runtime.run_directory import Journal
+from meanshift.runtime.run_directory import RunDirectory
 from meanshift.transforms.augment import Address, TwoViews, draw_boxes
-from meanshift.transforms.replay import draw_again
+from meanshift.transforms.replay import replay_views
 from meanshift.viz import figures, style
 from meanshift.viz import tsne as maps
 from meanshift.viz.figures import (
@@ -39,7 +39,7 @@ from meanshift.viz.figures import (
     tsne,
     views,
 )
-from meanshift.viz.run_reader import Lacking, Run, differing, open_runs
+from meanshift.viz.run_reader import MissingData, Run, differing, open_runs
 
 SIDE, CLASSES = 16, 3
 COLORS = [(30 + 20 * (i % 10), 25 * (i // 10), 255 - 20 * (i % 7)) for i in range(60)]
@@ -78,7 +78,7 @@ def make(tmp_path, solid):
         for epoch, features in (moments or {}).items():
             add_moment(folder, epoch, features)
         for result, held in (results or {}).items():
-            Journal(folder).save_result(result, held)
+            RunDirectory(folder).save_result(result, held)
         return folder
 
     return make_run
@@ -242,7 +242,7 @@ def test_clusters_of_other_images_are_refused(make, solid):
     results, arrays = clustered(solid, np.zeros(60, int), data="elsewhere.npz")
     folder = make(results=results)
     np.savez(folder / "results" / "cluster.npz", **arrays)
-    with pytest.raises(Lacking, match=r"of elsewhere.npz.*meanshift evaluate cluster"):
+    with pytest.raises(MissingData, match=r"of elsewhere.npz.*meanshift evaluate cluster"):
         clusters.draw([Run(folder)], Choices())
 
 
@@ -271,7 +271,7 @@ def test_views_are_exactly_those_of_training(make, noisy, tmp_path, same_view):
         shown = []
         for epoch in (1, 3):
             for view in two_views.finish(source.gather(ids), epoch, ids):
-                mean, deviation = torch.tensor(MEAN), torch.tensor(DEVIATION)
+                mean, deviation = torch.tensor(MEAN), torch.tensor(STD)
                 pixels = view[0].permute(1, 2, 0) * deviation + mean
                 shown.append((pixels.clamp(0, 1) * 255).round().byte().numpy())
         row = len(found)
@@ -322,7 +322,7 @@ def test_views_drawn_again_keep_whole_images_only_when_wished_for(make_images, t
     images = [source.read(index) for index in ids.tolist()]
     truth = two_views.finish(two_views.crop(images, 2, ids), 2, ids)
     for keep in (False, True):
-        drawn = draw_again(source, ids, epoch=2, config=BASE, keep=keep)
+        drawn = replay_views(source, ids, epoch=2, config=BASE, keep=keep)
         assert len(drawn.images) == (3 if keep else 0)
         assert drawn.ids.tolist() == [3, 0, 4] and drawn.sizes.tolist() == [[40, 56]] * 3
         assert torch.equal(drawn.target, truth[0]) and torch.equal(drawn.online, truth[1])
@@ -331,7 +331,7 @@ def test_views_drawn_again_keep_whole_images_only_when_wished_for(make_images, t
 def test_views_count_epochs_as_people_do(make):
     run = Run(make())
     for epochs in [(0,), (5,), (1, 9)]:
-        with pytest.raises(Lacking, match="1 to 4"):
+        with pytest.raises(MissingData, match="1 to 4"):
             views.draw([run], Choices(epochs=epochs))
 
 
@@ -722,7 +722,7 @@ def test_images_that_are_gone_or_others_are_asked_for(make, solid, tmp_path):
             assert re.search(r"other images than the 70.*--data SOURCE", outcome.lacks), outcome
     (folder / "environment.json").unlink()  # of an older program: too few can still be told
     np.savez(solid, x_train=np.zeros((59, SIDE, SIDE, 3), np.uint8))
-    with pytest.raises(Lacking, match="other images than the 59"):
+    with pytest.raises(MissingData, match="other images than the 59"):
         _ = Run(folder).source
 
 
@@ -731,12 +731,12 @@ def test_without_labels_or_with_one_image(make, tmp_path):
     run = Run(make(moments={1: random_features(0)}, data__source=source))
     drawing = neighbors.draw([run], Choices())
     assert "class" not in words_of(drawing) + drawing.text
-    with pytest.raises(Lacking, match="no labels"):
+    with pytest.raises(MissingData, match="no labels"):
         run.pure(1)
     lonely = Run(make("lonely", moments={1: random_features(0, count=1)}))
-    with pytest.raises(Lacking, match=r"1 image.*--train.probe_size"):
+    with pytest.raises(MissingData, match=r"1 image.*--train.probe_size"):
         neighbors.draw([lonely], Choices())
-    with pytest.raises(Lacking, match="5 images or more"):
+    with pytest.raises(MissingData, match="5 images or more"):
         tsne.draw([lonely], Choices())
 
 
@@ -744,7 +744,7 @@ def test_an_epoch_without_a_snapshot_is_named(make):
     run = Run(make(moments={0: random_features(0), 4: random_features(1)}))
     for figure in (neighbors, tsne):
         assert titles(tsne.draw([run], Choices(epochs=(4,)))) == ["epoch 4"]
-        with pytest.raises(Lacking, match=r"epoch 3; there are 0, 4"):
+        with pytest.raises(MissingData, match=r"epoch 3; there are 0, 4"):
             figure.draw([run], Choices(epochs=(3,)))
 
 
@@ -858,7 +858,7 @@ def test_a_file_that_grows_is_read_on_and_one_made_anew_from_its_start(make):
     with path.open("a") as file:
         file.write(whole[20:] + "\n")
     assert run.series("loss") == ([1, 2, 3], [1, 2, 3])
-    Journal(folder).rewind(10)
+    RunDirectory(folder).rewind(10)
     assert run.series("loss") == ([1], [1])
     kept = path.read_text()
     with path.open("a") as file:

@@ -22,7 +22,7 @@ from PIL.PngImagePlugin import PngInfo
 from meanshift.config import Config
 from meanshift.config.recipes import command_for, recipe
 from meanshift.runtime import checkpoint
-from meanshift.runtime.run_directory import Journal
+from meanshift.runtime.run_directory import RunDirectory
 from meanshift.viz.report.page import write_report
 from meanshift.viz.run_reader import Run, open_runs
 from meanshift.viz.style import thinned
@@ -119,7 +119,7 @@ def drawn(path):
 def bare_run(folder, source, *, size, epochs=(0,), width=8, overrides=None):
     """A run directory without a training: only what a report reads."""
     config = recipe("small").with_overrides({"data.source": str(source), **(overrides or {})})
-    journal = Journal(folder).begin(config, extra={"steps": 10 * config.train.epochs})
+    journal = RunDirectory(folder).begin(config, extra={"steps": 10 * config.train.epochs})
     for epoch in epochs:
         features = torch.randn(size, width, generator=torch.Generator().manual_seed(epoch))
         state = {"format": checkpoint.FORMAT, "epoch": epoch, "indices": torch.arange(size)}

@@ -12,10 +12,10 @@ from typing import Any, Literal
 import torch
 
 from meanshift.data.voc import Annotated, Boxes
-from meanshift.evaluation.context import Judged, Result
-from meanshift.evaluation.detection.model import Recipe, build_detector
+from meanshift.evaluation.context import EncoderContext, Result
+from meanshift.evaluation.detection.model import DetectionSettings, build_detector
 from meanshift.evaluation.detection.train import Learned, detect, learn, refuse_many
-from meanshift.ops.average_precision import Found, Truth, average_precision
+from meanshift.ops.average_precision import Detections, GroundTruth, average_precision
 from meanshift.runtime import distributed, rng
 from meanshift.viz import detections
 
@@ -39,7 +39,7 @@ PAPER: dict[str, tuple[float, float, float]] = {  # ResNet-50, 07+12 trainval, 0
 
 
 def evaluate(
-    judged: Judged, train: Boxes, test: Boxes, *, recipe: Recipe, seeds: int = 1
+    judged: EncoderContext, train: Boxes, test: Boxes, *, recipe: DetectionSettings, seeds: int = 1
 ) -> Result:
     """AP, AP50 and AP75 by VOC's metric of 2007 and by COCO's, the mean over seeds.
 
@@ -103,12 +103,14 @@ def evaluate(
 class _Trial:
     figures: dict[str, float]
     by_class: list[float]
-    founds: dict[int, Found]
+    founds: dict[int, Detections]
     told: Learned
     lost: dict[str, str]
 
 
-def _trial(judged: Judged, train: Boxes, test: Boxes, recipe: Recipe, seed: int) -> _Trial:
+def _trial(
+    judged: EncoderContext, train: Boxes, test: Boxes, recipe: DetectionSettings, seed: int
+) -> _Trial:
     """One detector from its first iteration to its figures."""
     detector = build_detector(
         judged.backbone, len(train.classes), recipe=recipe, seed=seed, precision=judged.precision
@@ -137,10 +139,10 @@ def _trial(judged: Judged, train: Boxes, test: Boxes, recipe: Recipe, seed: int)
     return _Trial(figures, by_class, founds, told, lost)
 
 
-def _image(test: Boxes, founds: dict[int, Found]) -> tuple[Any, str]:
+def _image(test: Boxes, founds: dict[int, Detections]) -> tuple[Any, str]:
     """Some of the test photographs, with what was found in them."""
     seen = sorted(founds)
-    shown = [seen[index] for index in rng.choose(0, len(seen), detections.MOST, rng.PROBE).tolist()]
+    shown = [seen[index] for index in rng.choice(0, len(seen), detections.MOST, rng.PROBE).tolist()]
     truths, found = [_truth(test.images[i]) for i in shown], [founds[i] for i in shown]
     titles = [test.images[index].title for index in shown]
     images = [test.read(index) for index in shown]
@@ -148,8 +150,8 @@ def _image(test: Boxes, founds: dict[int, Found]) -> tuple[Any, str]:
     return figure, detections.count(truths, found)
 
 
-def _truth(image: Annotated) -> Truth:
-    return Truth(image.boxes, image.labels, image.difficult)
+def _truth(image: Annotated) -> GroundTruth:
+    return GroundTruth(image.boxes, image.labels, image.difficult)
 
 
 def _objects(images: Boxes) -> int:

@@ -22,7 +22,7 @@ _BATCH, _SIZE, _ROIS, _LR = 16, 800, 512, 0.02  # the paper's
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class DetectionSettings:
     """The paper's (MoCo's): how long, on what sizes, at which rate.
 
     The rate rises over `warmup` iterations and falls to a tenth after 3/4 and 11/12 of them.
@@ -55,12 +55,12 @@ class Recipe:
         batch_size: int = 0,
         rois: int = 0,
         lr: float | None = None,
-    ) -> Recipe:
+    ) -> DetectionSettings:
         """The paper's, or all of it smaller: the batch with the size, the regions with its square,
         the rate with the batch, and a warm-up of a tenth where 100 iterations would be more."""
         size = size or _SIZE
         batch_size = batch_size or max(2, min(_BATCH, round(_BATCH * size / _SIZE)))
-        return Recipe(
+        return DetectionSettings(
             iterations=iterations,
             size=size,
             batch_size=batch_size,
@@ -72,12 +72,12 @@ class Recipe:
     @property
     def tag(self) -> str:
         """What a result's name adds when this is not the paper's recipe."""
-        usual = Recipe.of(self.iterations, size=self.size, batch_size=self.batch_size)
-        usual, told = replace(usual, batch_size=Recipe.of(size=self.size).batch_size), ""
+        usual = DetectionSettings.of(self.iterations, size=self.size, batch_size=self.batch_size)
+        usual, told = replace(usual, batch_size=DetectionSettings.of(size=self.size).batch_size), ""
         for name, word in {"batch_size": "batch", "rois": "rois", "lr": "lr"}.items():
             if getattr(self, name) != getattr(usual, name):
                 told += f"-{word}-{getattr(self, name):g}"
-        return "" if self == Recipe() else f"-{self.iterations}-at-{self.size}{told}"
+        return "" if self == DetectionSettings() else f"-{self.iterations}-at-{self.size}{told}"
 
     @property
     def sizes(self) -> list[int]:
@@ -113,7 +113,7 @@ def build_detector(
     backbone: nn.Module,
     classes: int,
     *,
-    recipe: Recipe,
+    recipe: DetectionSettings,
     seed: int = 0,
     precision: torch.dtype = torch.float32,
 ) -> FasterRCNN:
@@ -131,7 +131,7 @@ def build_detector(
         (tuple(round(side * scale) for side in (32, 64, 128, 256, 512)),), ((0.5, 1.0, 2.0),)
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rng.seed_of(seed, 0, rng.INITIAL))
+        torch.manual_seed(rng.derive_seed(seed, 0, rng.INITIAL))
         stages, head = _Stages(own, precision), _Stage4(own.layer4, precision)
         predictor = FastRCNNPredictor(head.features, classes + 1)  # the first is the background
         nn.init.normal_(predictor.cls_score.weight, std=0.01)
@@ -153,7 +153,7 @@ def build_detector(
     return detector.requires_grad_()
 
 
-def groups(detector: nn.Module, recipe: Recipe) -> list[dict[str, object]]:
+def groups(detector: nn.Module, recipe: DetectionSettings) -> list[dict[str, object]]:
     """What the optimizer learns: no weight decay on the batch norms, as in Detectron2."""
     norms = [
         parameter

@@ -15,17 +15,17 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from meanshift.data.loader import leave_signals_to_the_run, served
-from meanshift.data.source import Unreadable
+from meanshift.data.loader import ignore_signals, iterate
+from meanshift.data.source import UnreadableSample
 from meanshift.data.voc import BAD_SHARE, Boxes
-from meanshift.evaluation.context import Judged
-from meanshift.evaluation.detection.model import Recipe, groups
-from meanshift.models.sync_batch_norm import synchronized
-from meanshift.ops.average_precision import Found
+from meanshift.evaluation.context import EncoderContext
+from meanshift.evaluation.detection.model import DetectionSettings, groups
+from meanshift.models.sync_batch_norm import convert_sync_batch_norm
+from meanshift.ops.average_precision import Detections
 from meanshift.runtime import checkpoint, distributed, rng
 from meanshift.runtime.progress import progress
 
-Sample = tuple[Tensor, int, list[Unreadable]]
+Sample = tuple[Tensor, int, list[UnreadableSample]]
 
 TRAINED = 2  # raised whenever training changes, so that detectors of before are not met again
 
@@ -42,7 +42,9 @@ class Learned:
     """how many worked on it, one after another"""
 
 
-def learn(judged: Judged, detector: nn.Module, train: Boxes, recipe: Recipe, seed: int) -> Learned:
+def learn(
+    judged: EncoderContext, detector: nn.Module, train: Boxes, recipe: DetectionSettings, seed: int
+) -> Learned:
     """Train to the last iteration, from the last checkpoint where there is one."""
     device, world, rank = judged.device, distributed.world_size(), distributed.rank()
     optimizer = torch.optim.SGD(groups(detector, recipe), lr=recipe.lr, momentum=recipe.momentum)
@@ -55,7 +57,7 @@ def learn(judged: Judged, detector: nn.Module, train: Boxes, recipe: Recipe, see
         detector.load_state_dict(state["detector"])
         optimizer.load_state_dict(state["optimizer"])
         start, told = state["step"], Learned(**state["told"])
-    if len(set(distributed.gathered([start]))) > 1:
+    if len(set(distributed.all_gather_list([start]))) > 1:
         raise ValueError(
             f"detect: the processes found different checkpoints in {folder}; need a folder on a "
             f"disk that all of them share, with --out"
@@ -64,7 +66,7 @@ def learn(judged: Judged, detector: nn.Module, train: Boxes, recipe: Recipe, see
         told.processes.append(world)
     network = detector
     if world > 1:
-        detector = synchronized(detector, device)
+        detector = convert_sync_batch_norm(detector, device)
         network = DistributedDataParallel(
             detector, device_ids=[device.index] if device.type == "cuda" else None
         )
@@ -91,7 +93,7 @@ def learn(judged: Judged, detector: nn.Module, train: Boxes, recipe: Recipe, see
             done = step + 1
             if done % every == 0 or done == recipe.iterations:
                 told.losses[done] = _mean_loss(passed, done, told.losses)
-                told.bad = dict(distributed.gathered(list(told.bad.items())))
+                told.bad = dict(distributed.all_gather_list(list(told.bad.items())))
                 refuse_many(told.bad, train)
                 passed.zero_()
                 shown = {"loss": f"{told.losses[done]:.3f}", "lr": f"{recipe.rate(step):.2g}"}
@@ -104,7 +106,9 @@ def learn(judged: Judged, detector: nn.Module, train: Boxes, recipe: Recipe, see
 
 
 @torch.no_grad()
-def _settle(judged: Judged, detector: nn.Module, train: Boxes, recipe: Recipe, seed: int) -> None:
+def _settle(
+    judged: EncoderContext, detector: nn.Module, train: Boxes, recipe: DetectionSettings, seed: int
+) -> None:
     """Measure the batch norms' statistics anew with the last weights, as MoCo's program does.
 
     Those gathered while training are of weights that have changed since.
@@ -125,7 +129,7 @@ def _settle(judged: Judged, detector: nn.Module, train: Boxes, recipe: Recipe, s
         norm.momentum = momentum
         for held in (norm.running_mean, norm.running_var):
             assert held is not None
-            distributed.average(held)
+            distributed.all_mean_(held)
 
 
 def refuse_many(bad: dict[str, str], images: Boxes) -> None:
@@ -141,7 +145,7 @@ def refuse_many(bad: dict[str, str], images: Boxes) -> None:
 def _mean_loss(passed: Tensor, done: int, losses: dict[int, float]) -> float:
     """Of the iterations since the last entry, over all processes; nothing learned may be nan."""
     mean = float(passed) / (done - max(losses, default=0))
-    mean = statistics.fmean(distributed.gathered([mean]))
+    mean = statistics.fmean(distributed.all_gather_list([mean]))
     if mean != mean or mean == torch.inf:
         raise ValueError(
             f"detect: the loss is {mean} after {done} iterations; try a smaller --lr, or a larger "
@@ -152,27 +156,27 @@ def _mean_loss(passed: Tensor, done: int, losses: dict[int, float]) -> float:
 
 @torch.no_grad()
 def detect(
-    judged: Judged, detector: nn.Module, test: Boxes, title: str
-) -> tuple[dict[int, Found], dict[str, str]]:
+    judged: EncoderContext, detector: nn.Module, test: Boxes, title: str
+) -> tuple[dict[int, Detections], dict[str, str]]:
     """The detections in each image that can be read; each process looks at its share."""
     world, rank, device = distributed.world_size(), distributed.rank(), judged.device
     detector.eval()
-    mine, bad = list[tuple[int, Found]](), list[tuple[str, str]]()
+    mine, bad = list[tuple[int, Detections]](), list[tuple[str, str]]()
     loader = _loader(test, [[index] for index in range(rank, len(test), world)], judged.workers)
     with progress(title, len(loader), shown=rank == 0) as bar:
-        for [(image, index, errors)] in served(loader):
+        for [(image, index, errors)] in iterate(loader):
             bar.update()
             if errors:  # another image stands in its place, which is for training
                 bad.append((errors[0].title, errors[0].why))
                 continue
             found = detector([image.to(device).float().div_(255)])[0]
             boxes, scores = (found[name].float().cpu() for name in ("boxes", "scores"))
-            mine.append((index, Found(boxes, scores, found["labels"].cpu() - 1)))
-    return dict(distributed.gathered(mine)), dict(distributed.gathered(bad))
+            mine.append((index, Detections(boxes, scores, found["labels"].cpu() - 1)))
+    return dict(distributed.all_gather_list(mine)), dict(distributed.all_gather_list(bad))
 
 
 def _batches(
-    train: Boxes, recipe: Recipe, seed: int, start: int, stop: int, workers: int
+    train: Boxes, recipe: DetectionSettings, seed: int, start: int, stop: int, workers: int
 ) -> Iterator[tuple[int, list[Sample]]]:
     """This process's share of each batch; every image comes once an epoch, in a new order."""
     size, count = recipe.batch_size, len(train)
@@ -183,12 +187,12 @@ def _batches(
         for place in range(step * size + rank, (step + 1) * size, world):
             epoch, at = divmod(place, count)
             if epoch not in orders:
-                orders = {epoch: rng.order(seed, epoch, count).tolist()} | (
+                orders = {epoch: rng.permutation(seed, epoch, count).tolist()} | (
                     {epoch - 1: orders[epoch - 1]} if epoch - 1 in orders else {}
                 )
             share.append(orders[epoch][at])
         shares.append(share)
-    yield from zip(range(start, stop), served(_loader(train, shares, workers)), strict=True)
+    yield from zip(range(start, stop), iterate(_loader(train, shares, workers)), strict=True)
 
 
 def _loader(images: Boxes, shares: list[list[int]], workers: int) -> DataLoader[list[Sample]]:
@@ -197,7 +201,7 @@ def _loader(images: Boxes, shares: list[list[int]], workers: int) -> DataLoader[
         batch_sampler=shares,
         collate_fn=list,
         num_workers=workers,
-        worker_init_fn=leave_signals_to_the_run,
+        worker_init_fn=ignore_signals,
         generator=torch.Generator(),  # its base seed must not come from the global generator
     )
 
@@ -209,26 +213,31 @@ class _Decoded(Dataset[Sample]):
         self.images = images
 
     def __getitem__(self, index: int) -> Sample:
-        errors: list[Unreadable] = []
+        errors: list[UnreadableSample] = []
         for more in range(len(self.images)):
             here = (index + more) % len(self.images)
             try:
                 return self.images.read(here), here, errors
-            except Unreadable as error:
+            except UnreadableSample as error:
                 errors.append(error)
         gray = torch.full((3, 32, 32), 128, dtype=torch.uint8)
         return gray, index, errors  # the count will stop it
 
 
 def _prepared(
-    train: Boxes, samples: list[Sample], recipe: Recipe, seed: int, step: int, device: torch.device
+    train: Boxes,
+    samples: list[Sample],
+    recipe: DetectionSettings,
+    seed: int,
+    step: int,
+    device: torch.device,
 ) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
     """Images in 0..1 and their targets, half of them mirrored; each draw has its own address.
 
     Also those that torchvision draws: sizes, and the regions that are learned from.
     """
     world, rank = distributed.world_size(), distributed.rank()
-    torch.manual_seed(rng.seed_of(seed, step * world + rank, rng.NETWORK))
+    torch.manual_seed(rng.derive_seed(seed, step * world + rank, rng.NETWORK))
     places = step * recipe.batch_size + rank + world * torch.arange(len(samples))
     mirrored = rng.uniform(seed, 0, places, rng.ONLINE, 1)[:, 0] < 0.5
     images, targets = [], []
@@ -244,7 +253,7 @@ def _prepared(
     return images, targets
 
 
-def _folder(judged: Judged, train: Boxes, recipe: Recipe, seed: int) -> Path:
+def _folder(judged: EncoderContext, train: Boxes, recipe: DetectionSettings, seed: int) -> Path:
     """Where a detector's checkpoints lie: another for other weights, images or settings."""
     how = [asdict(recipe), seed, str(judged.precision), TRAINED]
     key = [judged.fingerprint, train.fingerprint(), *how]

@@ -18,7 +18,7 @@ from meanshift.viz.explorer.metadata import Metadata, categories, scale
 from meanshift.viz.explorer.search import Searcher
 from meanshift.viz.explorer.thumbnails import Thumbnails
 from meanshift.viz.explorer.work import Pending, Work
-from meanshift.viz.run_reader import Lacking, Run
+from meanshift.viz.run_reader import MissingData, Run
 from meanshift.viz.tsne import EpochMap, draw_maps, flat_maps
 
 NEAR = 10  # neighbors that are shown
@@ -38,7 +38,7 @@ class Explorer:
             self.sources["train"] = run.source
             if run.held_out is not None:
                 self.sources["held"] = run.held_out
-        except Lacking as error:  # the map and the curves can still be looked at
+        except MissingData as error:  # the map and the curves can still be looked at
             self.lacking = str(error)
         wholes = {id(w): w for s in self.sources.values() for w in [getattr(s, "whole", s)]}
         marks = " ".join([run.identity, *(whole.contents() for whole in wholes.values())])
@@ -96,16 +96,16 @@ class Explorer:
 
     def _source(self, part: str) -> Source:
         if self.lacking:
-            raise Lacking(self.lacking)
+            raise MissingData(self.lacking)
         if part not in self.sources:
             known = ", ".join(["probe", *self.sources])
-            raise Lacking(f"got the images {part!r}, need one of {known}")
+            raise MissingData(f"got the images {part!r}, need one of {known}")
         return self.sources[part]
 
     def _having(self, part: str, index: int) -> Source:
         source = self._source(part)
         if not 0 <= index < len(source):
-            raise Lacking(f"got image {index}, need 0 to {len(source) - 1}")
+            raise MissingData(f"got image {index}, need 0 to {len(source) - 1}")
         return source
 
     def _indices(self) -> Int[Tensor, " n"]:
@@ -117,7 +117,7 @@ class Explorer:
     def _labeled(self) -> bool:
         try:
             return self._labels() is not None
-        except Lacking:  # a snapshot that cannot be read
+        except MissingData:  # a snapshot that cannot be read
             return False
 
     def _title(self, part: str, index: int) -> str:
@@ -173,7 +173,7 @@ class Explorer:
         try:
             return flat_maps(self.run, most=MOST)
         except RuntimeError:
-            raise Lacking(
+            raise MissingData(
                 f"{self.run.folder}: the features after epochs {', '.join(map(str, epochs))} are "
                 f"not all numbers: the run diverged; try a lower --train.lr"
             ) from None
@@ -189,7 +189,7 @@ class Explorer:
         if by not in ("label", "purity"):
             raise ValueError(f"by: got {by!r}, need label, cluster, purity or a column as =NAME")
         if labels is None:
-            raise Lacking(self.lacking or f"{self.run.folder}: no labels, so no colors by {by}")
+            raise MissingData(self.lacking or f"{self.run.folder}: no labels, so no colors by {by}")
         if by == "label":
             classes = self.run.source.classes
             named = [classes[label] if label >= 0 else None for label in labels.tolist()]
@@ -216,7 +216,7 @@ class Explorer:
         """An image of the probe: its neighbors at each snapshot, and which of them stayed."""
         indices, labels = self._indices(), self._labels()
         if not 0 <= row < len(indices):
-            raise Lacking(f"got image {row} of the map, need 0 to {len(indices) - 1}")
+            raise MissingData(f"got image {row} of the map, need 0 to {len(indices) - 1}")
         moments, before = [], set[int]()
         for epoch in self.run.epochs:
             near, similarity = (told[row].tolist() for told in self._near(epoch))

@@ -11,16 +11,16 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as TF
 
-from meanshift.data import Source, Unreadable
+from meanshift.data import Source, UnreadableSample
 from meanshift.data.decode import read_image
 from meanshift.evaluation.knn import CHUNK, neighbors
 from meanshift.models.encoder import build_backbone
-from meanshift.models.features import extract, stored
+from meanshift.models.features import cached_features, extract_features
 from meanshift.models.weights import fingerprint
 from meanshift.runtime import checkpoint
 from meanshift.runtime.device import pick_device
 from meanshift.viz.explorer.work import Told, Work
-from meanshift.viz.run_reader import Lacking, Run
+from meanshift.viz.run_reader import MissingData, Run
 
 NEAR = 10  # neighbors by which outliers are told
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # no decoder that runs programs
@@ -54,7 +54,7 @@ class Searcher:
 
         def make(told: Told) -> tuple[Tensor, Tensor]:
             network = self._network(epoch)
-            return stored(
+            return cached_features(
                 network,
                 _Counted(source, told),
                 weights=fingerprint(network),
@@ -72,7 +72,7 @@ class Searcher:
     ) -> tuple[list[int], list[float]]:
         """The images nearest to any image, nearest first, and their distances (1 - cosine)."""
         features, whose = self.features(part, epoch)
-        query = extract(
+        query = extract_features(
             self._network(epoch),
             _One(image, self.sources.get("train")),
             image_size=self.run.config.data.image_size,
@@ -87,7 +87,7 @@ class Searcher:
             raise ValueError(f"order: got {order!r}, need outliers or duplicates")
         features, whose = self.features(part, epoch)
         if len(features) < 2:
-            raise Lacking(f"got {len(features)} images, need 2 or more to compare")
+            raise MissingData(f"got {len(features)} images, need 2 or more to compare")
         title = f"Neighbors of {len(features):,} images after epoch {epoch}"
         slots, similarity = self.work.ask(
             ("near", part, epoch), title, lambda told: _all_neighbors(features, told)
@@ -117,7 +117,7 @@ def decode(body: bytes) -> UInt8[Tensor, "3 height width"]:
     """An uploaded image; what is none, is cut off or would fill the memory is refused."""
     try:
         image = read_image(io.BytesIO(body), title="upload", formats=_FORMATS)
-    except Unreadable as error:
+    except UnreadableSample as error:
         why = "no image was recognized" if "cannot identify" in error.why else error.why
         raise ValueError(
             f"the image cannot be read: {why}; need a whole {', '.join(_FORMATS)} file"

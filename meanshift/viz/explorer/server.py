@@ -14,12 +14,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from meanshift.data import Unreadable
+from meanshift.data import UnreadableSample
 from meanshift.viz.explorer.model import Explorer
 from meanshift.viz.explorer.search import decode
 from meanshift.viz.explorer.thumbnails import SIDES
 from meanshift.viz.explorer.work import Pending, Stopped
-from meanshift.viz.run_reader import Lacking
+from meanshift.viz.run_reader import MissingData
 
 UPLOAD = 20 * 2**20  # bytes of an image to search with
 _ASSETS = {
@@ -145,8 +145,8 @@ def application(explorer: Explorer) -> Starlette:
     handlers: Any = {
         Pending: _pending,
         Stopped: _refusal(409),
-        Lacking: _refusal(404),
-        Unreadable: _refusal(404),
+        MissingData: _refusal(404),
+        UnreadableSample: _refusal(404),
         TooLarge: _refusal(413),
         ValueError: _refusal(400),
         OSError: _refusal(500),
@@ -156,7 +156,7 @@ def application(explorer: Explorer) -> Starlette:
 
 def _asset(name: str) -> Response:
     if name not in _ASSETS:  # a fixed table: no name from outside reaches the disk
-        raise Lacking(f"{name!r} is no part of the page")
+        raise MissingData(f"{name!r} is no part of the page")
     content = (resources.files("meanshift.viz") / "assets" / name).read_bytes()
     return Response(content, media_type=_ASSETS[name], headers={"Cache-Control": "no-cache"})
 
@@ -168,7 +168,7 @@ def _pending(_: Request, pending: Pending) -> Response:
 
 def _refusal(status: int) -> Any:
     def handle(_: Request, error: Exception) -> Response:
-        why = f"{error.title}: {error.why}" if isinstance(error, Unreadable) else str(error)
+        why = f"{error.title}: {error.why}" if isinstance(error, UnreadableSample) else str(error)
         unread = {"Connection": "close"} if status == 413 else None  # the rest is not waited for
         return _Answer({"error": why}, status, unread)
 

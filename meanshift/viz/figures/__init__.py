@@ -51,7 +51,7 @@ def draw_figures(
 ) -> Iterator[Outcome]:
     """Draw the named figures into `out`, as PNG and SVG; one that lacks something says what."""
     from meanshift.viz import style
-    from meanshift.viz.run_reader import Lacking
+    from meanshift.viz.run_reader import MissingData
 
     for name in names:
         module = importlib.import_module(f"meanshift.viz.figures.{name}")
@@ -60,7 +60,7 @@ def draw_figures(
             file = name if alone else f"{name}-{group[0].name.replace('/', '-')}"
             try:
                 drawing: Drawing = module.draw(group, choices or Choices())
-            except Lacking as lacking:
+            except MissingData as lacking:
                 yield Outcome(file, lacks=str(lacking))
                 continue
             files = style.save(drawing.figure, out / file, title=drawing.title, text=drawing.text)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from meanshift.viz import style
 from meanshift.viz.figures import Choices, Drawing, alike, names_by_settings
-from meanshift.viz.run_reader import Lacking, Run
+from meanshift.viz.run_reader import MissingData, Run
 
 _AXES = {  # the setting of a panel, its title, and what else may differ: BYOL is the case k=1
     "method.bank_size": ("Accuracy by bank size", "rows in the bank", ("train.seed",)),
@@ -22,7 +22,7 @@ def draw(runs: Sequence[Run], _: Choices) -> Drawing:
     measure, heights = _heights(runs)
     drawn = {setting: lines for setting in _AXES if (lines := _lines(heights, setting))}
     if not drawn:
-        raise Lacking(
+        raise MissingData(
             f"{len(heights)} of {len(runs)} runs are finished and have k-NN figures; need two or "
             f"more that differ in nothing but k or bank size (and seed): meanshift pretrain RECIPE "
             f"--data SOURCE --out RUN --method.k 10 (or --method.bank_size 1024)"

@@ -8,7 +8,7 @@ from pathlib import Path
 from meanshift.runtime import rng
 from meanshift.viz import style
 from meanshift.viz.figures import Choices, Drawing
-from meanshift.viz.run_reader import Lacking, Run
+from meanshift.viz.run_reader import MissingData, Run
 
 
 def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
@@ -18,13 +18,13 @@ def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
     assigned, index = run.clusters()
     labels = run.source.labels if run.source.labeled else None
     filled = assigned.unique()
-    chosen = filled[rng.choose(choices.seed, len(filled), choices.rows or 30, rng.PROBE)]
+    chosen = filled[rng.choice(choices.seed, len(filled), choices.rows or 30, rng.PROBE)]
     side, scale = style.pixels_of(run.config.data.image_size)
     columns, cells, words = choices.columns or 20, [], []
     for cluster in chosen.tolist():
         members = index[assigned == cluster]
-        stream = rng.seed_of(choices.seed, cluster, rng.PROBE)
-        shown = members[rng.order(stream, 0, len(members))[:columns]]
+        stream = rng.derive_seed(choices.seed, cluster, rng.PROBE)
+        shown = members[rng.permutation(stream, 0, len(members))[:columns]]
         cells.append([run.thumbnail(i, side).numpy() for i in shown.tolist()])
         words.append(f"{len(members):,} images")
         if labels is not None and len(known := labels[members][labels[members] >= 0]):
@@ -49,10 +49,10 @@ def _refuse_others(run: Run) -> None:
     data, own = held["card"].get("data"), (run.journal.config.data.source, run.config.data.source)
     again = f"type: meanshift evaluate cluster {run.folder}"
     if data is not None and _place(data) not in map(_place, own):
-        raise Lacking(f"{run.folder}: its clusters are of {data}, not of {own[1]}; {again}")
+        raise MissingData(f"{run.folder}: its clusters are of {data}, not of {own[1]}; {again}")
     named = held["card"].get("labels", "the source's own") != "the source's own"
     if "NMI" in held["figures"] and not named and not run.source.labeled:
-        raise Lacking(
+        raise MissingData(
             f"{run.folder}: its clusters are of labeled images that it was not trained on; need "
             f"clusters of its own images"
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from meanshift.viz import style
 from meanshift.viz.figures import Choices, Drawing
-from meanshift.viz.run_reader import Lacking, Run
+from meanshift.viz.run_reader import MissingData, Run
 
 
 def draw(runs: Sequence[Run], _: Choices) -> Drawing:
@@ -15,7 +15,9 @@ def draw(runs: Sequence[Run], _: Choices) -> Drawing:
     (run,) = runs
     held = run.results.get("cost")
     if held is None:
-        raise Lacking(f"{run.folder}: no cost in results/; type: meanshift bench cost {run.folder}")
+        raise MissingData(
+            f"{run.folder}: no cost in results/; type: meanshift bench cost {run.folder}"
+        )
     card, settings = held["card"], held["card"]["settings"]
     rows = settings["table"]
     figure = style.figure(6.6, 0.27 * (len(rows) + 4))

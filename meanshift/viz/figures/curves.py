@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from meanshift.viz import style
 from meanshift.viz.figures import Choices, Drawing
-from meanshift.viz.run_reader import Lacking, Run
+from meanshift.viz.run_reader import MissingData, Run
 
 _PANELS = {
     "Loss": ("loss",),
@@ -25,7 +25,7 @@ def draw(runs: Sequence[Run], _: Choices) -> Drawing:
 
     held = {t: p for t, p in _PANELS.items() if any(r.series(part)[0] for r in runs for part in p)}
     if not held:
-        raise Lacking(
+        raise MissingData(
             f"{', '.join(str(run.folder) for run in runs)}: no lines in metrics.jsonl; they are "
             f"written while training, every --train.log_every steps"
         )

@@ -12,7 +12,7 @@ from torch import Tensor
 from meanshift.runtime import rng
 from meanshift.viz import style
 from meanshift.viz.figures import Choices, Drawing
-from meanshift.viz.run_reader import Lacking, Run
+from meanshift.viz.run_reader import MissingData, Run
 
 
 def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
@@ -21,7 +21,7 @@ def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
     epochs = run.chosen_epochs(choices.epochs, 4)
     indices = run.moment(epochs[-1]).indices
     if len(indices) < 2:
-        raise Lacking(
+        raise MissingData(
             f"{run.folder}: the probe has {len(indices)} image, need two or more: train with "
             f"--train.probe_size 1000"
         )
@@ -71,7 +71,7 @@ def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
 
 def _spread(size: int, labels: Int[Tensor, " n"] | None, rows: int, seed: int) -> list[int]:
     """Random images; the first of each class come before the second of any."""
-    order, met, turn = rng.order(seed, 0, size).tolist(), Counter[int](), dict[int, int]()
+    order, met, turn = rng.permutation(seed, 0, size).tolist(), Counter[int](), dict[int, int]()
     for index in order:
         label = 0 if labels is None else int(labels[index])
         turn[index] = met[label]

@@ -9,7 +9,7 @@ import numpy as np
 
 from meanshift.viz import style
 from meanshift.viz.figures import Choices, Drawing, alike, names_by_settings
-from meanshift.viz.run_reader import Lacking, Run
+from meanshift.viz.run_reader import MissingData, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +35,7 @@ def draw(runs: Sequence[Run], _: Choices) -> Drawing:
         panels["Purity"] = pure
     probed = next((run for run in runs if len(_by_views(run)[0]) > 1), None)
     if not panels and probed is None:
-        raise Lacking(
+        raise MissingData(
             f"{', '.join(str(run.folder) for run in runs)}: no purity in metrics.jsonl; it needs "
             f"labels and k of 2 or more (a growing k begins at 1): "
             f"meanshift pretrain RECIPE --data SOURCE --out RUN "

@@ -12,7 +12,7 @@ from meanshift.evaluation.cluster import groups
 from meanshift.runtime import rng
 from meanshift.viz import style
 from meanshift.viz.figures import Choices, Drawing
-from meanshift.viz.run_reader import Lacking, Run
+from meanshift.viz.run_reader import MissingData, Run
 from meanshift.viz.tsne import draw_maps
 
 _MOST = 10  # colors that an eye keeps apart
@@ -33,7 +33,9 @@ def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
     wide, high = reach.tolist()
     figure = style.figure(3.05 * columns + 1.3, (3.05 * high / wide + 0.3) * lines + 0.3)
     panels = figure.subplots(lines, columns, squeeze=False).flatten()
-    order = rng.order(choices.seed, 0, len(maps[0].rows))  # so that no class lies above another
+    order = rng.permutation(
+        choices.seed, 0, len(maps[0].rows)
+    )  # so that no class lies above another
     inks = [*style.COLORS[: len(names)], style.RULE]
     for axes in panels:
         axes.set(xlim=(-wide, wide), ylim=(-high, high), xticks=[], yticks=[], aspect="equal")
@@ -63,13 +65,13 @@ def _colors(run: Run, seed: int) -> tuple[Int[Tensor, " n"], list[str], str]:
     """Which color each image of the probe has (-1: none), their names, and what they mean."""
     try:
         labels = run.labels
-    except Lacking:  # without the images there are still the features
+    except MissingData:  # without the images there are still the features
         labels = None
     if labels is None:
         names, assigned = groups(run.moment(run.epochs[-1]).features)
         return assigned, names, "cluster\n(k-means of the\nlast snapshot)"
     present = labels[labels >= 0].unique()
-    chosen = present[rng.choose(seed, len(present), _MOST, rng.PROBE)]
+    chosen = present[rng.choice(seed, len(present), _MOST, rng.PROBE)]
     same = labels[:, None] == chosen
     names = [style.short(run.source.classes[label]) for label in chosen.tolist()]
     return torch.where(same.any(1), same.int().argmax(1), -1), names, "class"

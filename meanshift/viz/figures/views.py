@@ -12,10 +12,10 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as TF
 
 from meanshift.runtime import rng
-from meanshift.transforms.replay import boxes, draw_again, shown, square
+from meanshift.transforms.replay import center_square, crop_boxes, denormalize, replay_views
 from meanshift.viz import style
 from meanshift.viz.figures import Choices, Drawing
-from meanshift.viz.run_reader import Lacking, Run
+from meanshift.viz.run_reader import MissingData, Run
 
 _GAP = 8
 
@@ -29,15 +29,17 @@ def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
     epochs = list(choices.epochs) or list(range(1, min(3, last) + 1))
     if not all(1 <= epoch <= last for epoch in epochs):
         wrong = ", ".join(map(str, epochs))
-        raise Lacking(f"{run.folder}: got epochs {wrong}; need epochs of its training, 1 to {last}")
-    ids = rng.choose(choices.seed, len(run.source), choices.rows or 6, rng.PROBE)
+        raise MissingData(
+            f"{run.folder}: got epochs {wrong}; need epochs of its training, 1 to {last}"
+        )
+    ids = rng.choice(choices.seed, len(run.source), choices.rows or 6, rng.PROBE)
     drawn = [
-        draw_again(run.source, ids, epoch=epoch - 1, config=config, keep=epoch == epochs[0])
+        replay_views(run.source, ids, epoch=epoch - 1, config=config, keep=epoch == epochs[0])
         for epoch in epochs
     ]
     first = drawn[0]
     if not len(first.ids):
-        raise Lacking(
+        raise MissingData(
             f"{run.folder}: none of the {len(ids)} images can be read; repair them in "
             f"{config.data.source}, or choose others with another seed"
         )
@@ -64,7 +66,7 @@ def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
         for column, (role, (ink, _)) in enumerate(inks.items()):
             words, x = f"{role} ({strength[role]})", left + column * pitch
             axes.text(x, -6, words, size=7, color=ink, va="bottom")
-    cut = boxes(first, epoch=epochs[0] - 1, config=config)
+    cut = crop_boxes(first, epoch=epochs[0] - 1, config=config)
     for (ink, dashes), found in zip(inks.values(), cut, strict=True):
         for at, (image, box) in enumerate(zip(first.images, found, strict=True)):
             sizes = torch.tensor(image.shape[1:])
@@ -82,9 +84,9 @@ def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
 
 def _view(view: Float[Tensor, "3 size size"], side: int) -> np.ndarray:
     """A normalized view as an image, each of its pixels a square."""
-    image = shown(view)
+    image = denormalize(view)
     scale = max(1, side // image.shape[1])
-    small = square(image, side // scale).numpy()
+    small = center_square(image, side // scale).numpy()
     return np.repeat(np.repeat(small, scale, 0), scale, 1)
 
 

@@ -12,9 +12,9 @@ from typing import Any
 from meanshift.config import differences, settings
 from meanshift.config.recipes import command_for, nearest_recipe, recipe
 from meanshift.evaluation import NAMES
-from meanshift.runtime.run_directory import write_atomically
+from meanshift.runtime.run_directory import write_text
 from meanshift.viz.report import sections
-from meanshift.viz.run_reader import Lacking, Run, differing, is_number
+from meanshift.viz.run_reader import MissingData, Run, differing, is_number
 from meanshift.viz.style import page, thinned
 
 CURVES = {
@@ -62,7 +62,7 @@ def write_report(runs: Sequence[Run], out: Path, *, most: int = 1000) -> Path:
         drawn=json.dumps(drawn, allow_nan=False).replace("<", "\\u003c"),
     )
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, text.encode("utf-8", "replace").decode())  # file names may be any bytes
+    write_text(out, text.encode("utf-8", "replace").decode())  # file names may be any bytes
     return out
 
 
@@ -100,7 +100,7 @@ def _run(run: Run, color: int, sheets: dict[str, str], most: int) -> dict[str, A
 def _or_lacking(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
         return make()
-    except Lacking as lacking:
+    except MissingData as lacking:
         return {"lacks": str(lacking)}
 
 
@@ -144,7 +144,7 @@ def _judge(run: Run) -> str:
     folder = shlex.quote(str(run.folder))
     try:
         labeled = run.source.labeled
-    except Lacking:
+    except MissingData:
         labeled = bool(run.records("monitor"))
     if not labeled:
         return f"meanshift evaluate cluster {folder} --clusters 10"

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from meanshift.data import Unreadable
-from meanshift.ops.topk import nearest
+from meanshift.data import UnreadableSample
+from meanshift.ops.topk import nearest_neighbors
 from meanshift.runtime import rng
-from meanshift.transforms.replay import draw_again, shown, square
+from meanshift.transforms.replay import center_square, denormalize, replay_views
 from meanshift.viz import style
-from meanshift.viz.run_reader import Lacking, Run
+from meanshift.viz.run_reader import MissingData, Run
 from meanshift.viz.tsne import EpochMap, draw_maps
 
 _NEAR = 8  # neighbors in a strip
@@ -36,7 +36,9 @@ def seen(run: Run, sheets: dict[str, str], most: int) -> dict[str, Any]:
     near, pure = [], []
     for one in maps:
         unit = run.moment(one.epoch).features[rows]
-        found, _ = nearest(unit, unit, min(_NEAR, len(unit) - 1), leave_out=torch.arange(len(unit)))
+        found, _ = nearest_neighbors(
+            unit, unit, min(_NEAR, len(unit) - 1), leave_out=torch.arange(len(unit))
+        )
         near.append(found.tolist())
         if labels is not None:
             pure.append(float((labels[found] == labels[:, None])[labels >= 0].float().mean()))
@@ -80,7 +82,7 @@ def _groups(
 
 def _queries(labels: Tensor | None, size: int) -> list[int]:
     """Images whose neighbors are shown: one of each class, up to ten."""
-    some = rng.choose(0, size, size, rng.SPLIT)
+    some = rng.choice(0, size, size, rng.SPLIT)
     order = rng.uniform(0, 0, some, rng.SPLIT, 1)[:, 0].argsort().tolist()
     if labels is None:
         return order[:10]
@@ -107,7 +109,7 @@ def clusters(run: Run, *, rows: int = 10, columns: int = 14) -> dict[str, Any]:
     assigned, places = run.clusters()
     sizes, side = assigned.bincount(), 32 if run.config.data.image_size <= 48 else 64
     chosen = (sizes > 0).nonzero()[:, 0]
-    chosen = chosen[rng.choose(0, len(chosen), rows, rng.PROBE)]
+    chosen = chosen[rng.choice(0, len(chosen), rows, rng.PROBE)]
     made = []
     for cluster in chosen.tolist():
         members = places[(assigned == cluster).nonzero()[:, 0]]
@@ -125,15 +127,15 @@ def clusters(run: Run, *, rows: int = 10, columns: int = 14) -> dict[str, Any]:
 
 def views(run: Run, *, count: int = 8) -> dict[str, Any]:
     """Images and the two views of each in the first epoch."""
-    ids = rng.choose(1, len(run.source), count, rng.PROBE)
-    drawn = draw_again(run.source, ids, epoch=0, config=run.config, keep=True)
+    ids = rng.choice(1, len(run.source), count, rng.PROBE)
+    drawn = replay_views(run.source, ids, epoch=0, config=run.config, keep=True)
     if not len(drawn.ids):
-        raise Lacking(f"{run.folder}: none of the images that were drawn can be read")
+        raise MissingData(f"{run.folder}: none of the images that were drawn can be read")
     side = min(run.config.data.image_size, 96)
     rows = [
-        [square(image, side).numpy() for image in drawn.images],
-        [square(shown(view), side).numpy() for view in drawn.target],
-        [square(shown(view), side).numpy() for view in drawn.online],
+        [center_square(image, side).numpy() for image in drawn.images],
+        [center_square(denormalize(view), side).numpy() for view in drawn.target],
+        [center_square(denormalize(view), side).numpy() for view in drawn.online],
     ]
     how = run.config.views
     names = ["the image", f"the target's view ({how.online if how.same_view else how.target})"]
@@ -149,12 +151,12 @@ def views(run: Run, *, count: int = 8) -> dict[str, Any]:
 def data(run: Run) -> dict[str, Any]:
     """How many images, of which sizes and classes; what could not be read is listed apart."""
     source = run.source
-    some = rng.choose(0, len(source), 1 if source.uniform else 200, rng.PROBE)
+    some = rng.choice(0, len(source), 1 if source.uniform else 200, rng.PROBE)
     sizes = []
     for index in some.tolist():
         try:
             sizes.append(tuple(source.read(index).shape[1:][::-1]))
-        except Unreadable:
+        except UnreadableSample:
             continue
     told = []
     if sizes and len(set(sizes)) == 1:
