@@ -118,9 +118,9 @@ def authors_steps(config: Config, steps: int, workers: int) -> Iterator[float]:
     )
     optimizer = torch.optim.SGD(
         [p for p in model.parameters() if p.requires_grad],
-        train.lr,
-        momentum=train.sgd_momentum,
-        weight_decay=train.weight_decay,
+        optim.lr,
+        momentum=optim.momentum,
+        weight_decay=optim.weight_decay,
     )
 
     def train_on(views: list[Tensor], labels: Tensor) -> None:

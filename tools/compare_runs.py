@@ -26,6 +26,8 @@ import torch
 from PIL import Image
 
 STEPS = 50
+RENAMED = {"--train.warmup_epochs": "--optim.warmup_epochs", "--data.held_out": "--data.validation"}
+"""settings of the old version that have another name in the new one"""
 BASE = "--train.epochs 1 --train.log_every 1 --train.snapshots 2 --train.precision float32".split()
 CONFIGURATIONS: dict[str, tuple[str, int, list[str]]] = {
     # name: (recipe, processes, settings)
@@ -112,6 +114,8 @@ def train(clone: Path, run: Path, name: str, data: Path) -> Path:
         command += [f"--nproc-per-node={processes}", "-m", "meanshift"]
     command += ["pretrain", recipe, "--data", str(data), "--out", str(run), *BASE]
     command += [*SHRINK[recipe], *settings, "--data.held_out", "none"]
+    if (clone / "meanshift" / "config" / "methods.py").exists():
+        command = [RENAMED.get(word, word) for word in command]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(clone)}
     done = subprocess.run(
         command, cwd=clone, env=environment, capture_output=True, text=True, check=False
@@ -137,11 +141,10 @@ def digests(run: Path) -> Counter[str]:
     last = max((run / "checkpoints").glob("step-*[0-9].pt"), key=lambda path: path.name[:14])
     for path in (run / "checkpoints").glob(f"{last.name[:14]}*.pt"):
         state = torch.load(path, map_location="cpu", weights_only=True)
-        for key in ("method", "optimizer", "rows", "ids", "labels"):
-            for tensor in walk(state.get(key)):
-                content = tensor.numpy().tobytes()
-                text = f"{tensor.dtype} {tuple(tensor.shape)} ".encode()
-                found[hashlib.sha256(text + content).hexdigest()] += 1
+        kept = state if ".part-" in path.name else [state["method"], state["optimizer"]]
+        for tensor in walk(kept):
+            text = f"{tensor.dtype} {tuple(tensor.shape)} ".encode()
+            found[hashlib.sha256(text + tensor.numpy().tobytes()).hexdigest()] += 1
     return found
 
 

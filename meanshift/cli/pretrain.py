@@ -16,7 +16,8 @@ from meanshift.config.recipes import RECIPES, recipe
 
 if TYPE_CHECKING:
     from meanshift.cli import Command
-    from meanshift.training.loop import Monitor
+    from meanshift.data import Source
+    from meanshift.training.session import Monitor
 
 
 def add(command: Command) -> None:
@@ -48,17 +49,11 @@ def _pretrain(given: argparse.Namespace) -> int:
 
 
 def _train(config: Config, out: Path) -> int:
-    from meanshift.runtime.device import pick_device
-    from meanshift.runtime.distributed import fail_together, local_device, process_group
     from meanshift.runtime.signals import Stopped
     from meanshift.training.loop import pretrain
 
-    device = local_device(pick_device(config.train.device))
     try:
-        with process_group(device, timeout=config.train.timeout):
-            with fail_together():
-                monitor = _monitor(config)
-            run = pretrain(config, out, monitor=monitor)
+        run = pretrain(config, out, monitor=_monitor)
     except Stopped as stopped:
         say(f"meanshift: {stopped}")
         return stopped.code
@@ -66,23 +61,19 @@ def _train(config: Config, out: Path) -> int:
     return 0
 
 
-def _monitor(config: Config) -> Monitor | None:
-    """k-NN on the held-out images, handed to the loop that knows nothing of judging."""
-    from meanshift.data import train_and_validation
+def _monitor(config: Config, train: Source, validation: Source | None) -> Monitor | None:
+    """k-NN on the validation images, for the loop, which knows no evaluation."""
     from meanshift.evaluation.knn import KNNMonitor
 
-    train, held = train_and_validation(
-        config.data.source, config.data.held_out, seed=config.train.seed
-    )
-    if held is None or not train.labeled or not held.labeled:
-        why = "nothing held out" if held is None and train.labeled else "no labels"
+    if validation is None or not train.labeled or not validation.labeled:
+        why = "no validation images" if validation is None and train.labeled else "no labels"
         say(f"{train.name}: {len(train)} images, {why}: no k-NN while training")
         return None
     say(
-        f"{train.name}: {len(train)} images to train on, {len(held)} held out for k-NN, "
-        f"{len(train.classes)} classes"
+        f"{train.name}: {len(train)} training images, {len(validation)} validation images for "
+        f"k-NN, {len(train.classes)} classes"
     )
-    return KNNMonitor(train, held, image_size=config.data.image_size)
+    return KNNMonitor(train, validation, image_size=config.data.image_size)
 
 
 def _demo(given: argparse.Namespace) -> int:
@@ -96,7 +87,7 @@ def _demo(given: argparse.Namespace) -> int:
 
     config = configure(given, recipe("demo"))
     train, held = train_and_validation(
-        config.data.source, config.data.held_out, seed=config.train.seed
+        config.data.source, config.data.validation, seed=config.train.seed
     )
     if held is None or not (train.uniform and train.labeled and held.labeled):
         raise ValueError(f"{config.data.source}: need labeled arrays with a held-out part")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meanshift.cli.settings import add_settings, configure
-from meanshift.config import HARMLESS, Config, differences
+from meanshift.config import RESUME_SAFE, Config, differences
 from meanshift.config.recipes import RECIPES, describe
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _bench_alone(given: argparse.Namespace, name: str, more: list[str]) -> int:
     else:
         journal = RunDirectory.open(Path(more[0]))
         config = configure(given, journal.config)
-        other = ", ".join(set(differences(journal.config, config)) - HARMLESS)
+        other = ", ".join(set(differences(journal.config, config)) - RESUME_SAFE)
         if other:
             raise ValueError(f"{more[0]}: is measured as it was trained; leave out {other}")
         result = bench_cost(config, rounds=given.rounds or 9)

@@ -1,26 +1,33 @@
 """Every setting of a run: frozen dataclasses that check themselves, and the named recipes."""
 
+from meanshift.config.methods import METHODS, MSF, BYOLAsym, MethodSettings
 from meanshift.config.schema import (
-    HARMLESS,
+    FORMAT,
+    RESUME_SAFE,
     Config,
     Data,
     Encoder,
-    Method,
-    Strength,
+    Optim,
     Train,
-    Views,
     differences,
     settings,
 )
+from meanshift.config.views import Strength, Views, ViewSpec
 
 __all__ = [
-    "HARMLESS",
+    "FORMAT",
+    "METHODS",
+    "MSF",
+    "RESUME_SAFE",
+    "BYOLAsym",
     "Config",
     "Data",
     "Encoder",
-    "Method",
+    "MethodSettings",
+    "Optim",
     "Strength",
     "Train",
+    "ViewSpec",
     "Views",
     "differences",
     "settings",

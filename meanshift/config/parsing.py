@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import itertools
 import types
 import typing
 from typing import Any, Literal
@@ -62,12 +63,14 @@ def close(name: str, known: list[str], others: list[str]) -> str:
 
 @functools.cache
 def help_texts(kind: type) -> dict[str, str]:
-    """The docstring under each field of a settings class, read from the source."""
-    (body,) = ast.parse(inspect.getsource(kind)).body
-    assert isinstance(body, ast.ClassDef)
-    found = {}
-    for node, after in zip(body.body, body.body[1:], strict=False):
-        documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and documented:
-            found[node.target.id] = " ".join(str(after.value.value).split())  # type: ignore[attr-defined]
+    """The docstring under each field of a settings class and its bases, read from the source."""
+    found: dict[str, str] = {}
+    for each in reversed(kind.__mro__[:-1]):
+        (body,) = ast.parse(inspect.cleandoc(inspect.getsource(each))).body
+        assert isinstance(body, ast.ClassDef)
+        for node, after in itertools.pairwise(body.body):
+            documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and documented:
+                text = after.value.value  # type: ignore[attr-defined]
+                found[node.target.id] = " ".join(str(text).split())
     return found

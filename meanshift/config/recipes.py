@@ -6,16 +6,9 @@ import inspect
 import shlex
 from collections.abc import Callable
 
-from meanshift.config import (
-    Config,
-    Data,
-    Encoder,
-    Method,
-    Strength,
-    Train,
-    Views,
-    differences,
-)
+from meanshift.config.methods import MSF, BYOLAsym, MethodSettings
+from meanshift.config.schema import Config, Data, Encoder, Optim, Train, differences
+from meanshift.config.views import Strength, Views
 
 
 def imagenet_r50() -> Config:
@@ -96,10 +89,9 @@ def cifar10_r18() -> Config:
         data=Data(source="cifar10", image_size=32),
         views=Views(blur=0.0),
         encoder=Encoder(name="resnet18", stem="small"),
-        method=Method(bank_size=16_384, same_image="skip", search_filled_only=True),
-        train=Train(
-            lr=0.06, weight_decay=5e-4, warmup_epochs=5, lr_schedule="step", save_every=0.2
-        ),
+        method=MSF(bank_size=16_384, same_image="skip", search_filled_only=True),
+        optim=Optim(lr=0.06, schedule="step", warmup_epochs=5, weight_decay=5e-4),
+        train=Train(save_every=0.2),
     )
 
 
@@ -115,14 +107,15 @@ def small() -> Config:
     return Config(
         data=Data(image_size=96, workers=2),
         encoder=Encoder(name="resnet18", width=0.5),
-        method=Method(
+        method=MSF(
             k_schedule="linear",
             bank_size=2048,
             same_image="skip",
             search_filled_only=True,
             whiten=True,
         ),
-        train=Train(epochs=100, batch_size=64, lr=0.05, warmup_epochs=2, lr_schedule="step"),
+        optim=Optim(schedule="step", warmup_epochs=2),
+        train=Train(epochs=100, batch_size=64),
     )
 
 
@@ -140,14 +133,15 @@ def demo() -> Config:
             crop_area=(0.6, 1.0), jitter_strength=(0.2, 0.2, 0.2, 0.05), gray=0.05, blur=0.0
         ),
         encoder=Encoder(name="resnet10", width=0.5),
-        method=Method(
+        method=MSF(
             k_schedule="linear",
             bank_size=4096,
             momentum=0.996,
             same_image="skip",
             search_filled_only=True,
         ),
-        train=Train(epochs=18, batch_size=128, lr=0.05, lr_schedule="step"),
+        optim=Optim(schedule="step"),
+        train=Train(epochs=18, batch_size=128),
     )
 
 
@@ -181,25 +175,42 @@ def describe(name: str) -> str:
 
 def nearest_recipe(config: Config) -> str:
     """The recipe from which a configuration differs least."""
-    return min(RECIPES, key=lambda name: len(differences(recipe(name), config)))
+
+    def distance(name: str) -> tuple[int, bool]:
+        changed = len(differences(_with_method(name, config), config))
+        return changed, recipe(name).method.name != config.method.name
+
+    return min(RECIPES, key=distance)
 
 
 def command_for(config: Config, out: str) -> str:
     """What to type to train or continue exactly this: the nearest recipe and what differs."""
-    near = nearest_recipe(config)
-    changed = {name: now for name, (_, now) in differences(recipe(near), config).items()}
-    words = ["meanshift", "pretrain", near, "--data", config.data.source, "--out", out]
-    changed.pop("data.source", None)
-    for name, value in changed.items():
-        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        words += [f"--{name}", text]
+    name = nearest_recipe(config)
+    words = ["meanshift", "pretrain", name, "--data", config.data.source, "--out", out]
+    if config.method.module:
+        words += ["--method.module", config.method.module]
+    elif config.method.name != recipe(name).method.name:
+        words += ["--method.name", config.method.name]
+    for setting, (_, value) in differences(_with_method(name, config), config).items():
+        if setting != "data.source":
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            words += [f"--{setting}", text]
     return shlex.join(words)
 
 
+def _with_method(name: str, config: Config) -> Config:
+    """A recipe with the method of a configuration, as the command line would change it."""
+    base = recipe(name)
+    if base.method.name == config.method.name and base.method.module == config.method.module:
+        return base
+    changed = {"method.name": config.method.name, "method.module": config.method.module}
+    return base.with_overrides(changed)
+
+
 def _imagenet(target: Strength, online: Strength, *, k: int) -> Config:
+    method: MethodSettings = BYOLAsym(target_view=target, online_view=online)
+    if k > 1:
+        method = MSF(target_view=target, online_view=online, k=k)
     return Config(
-        data=Data(source="imagenet", image_size=224),
-        views=Views(target=target, online=online),
-        method=Method(name="msf" if k > 1 else "byol", k=k),
-        train=Train(save_every=0.1),
+        data=Data(source="imagenet", image_size=224), method=method, train=Train(save_every=0.1)
     )

@@ -1,4 +1,4 @@
-"""Every setting as a frozen value that checks itself and goes to and from JSON."""
+"""The configuration of a run: frozen dataclasses that check themselves, to and from JSON."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from meanshift.config.methods import METHODS, MSF, MethodSettings, settings_class
 from meanshift.config.parsing import close, help_texts, need, parse
+from meanshift.config.views import Views
 
-Strength = Literal["weak", "strong"]
+FORMAT = 2
+"""version of config.json and of the run directory"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,64 +25,30 @@ class Data:
     source: str = "sample"
     """a folder, an .npz or .npy file, tar shards, a Hugging Face dataset (hf:NAME), a named dataset
     (cifar10, stl10, ...) or `sample`"""
-    held_out: float | str = "auto"
-    """images kept for the monitor: a share cut from training, the name of a split, `none`, or
-    `auto` (the source's own val or test split; without one a tenth of a labeled source)"""
+    validation: float | str = "auto"
+    """images that the k-NN monitor tests on: a fraction taken from training, the name of a split,
+    `none`, or `auto` (the source's val or test split; else a tenth of a labeled source)"""
     image_size: int = 224
     """side of the square views in pixels"""
     workers: int = 0
     """loader processes that decode and crop; sources that are arrays need none"""
-    bad_share: float = 0.01
-    """share of unreadable images above which the run stops with their list"""
+    max_bad_fraction: float = 0.01
+    """fraction of unreadable images above which the run stops and lists them"""
 
     def __post_init__(self) -> None:
         need(self.image_size >= 8, "data.image_size", self.image_size, "at least 8")
         need(self.workers >= 0, "data.workers", self.workers, "0 or more")
-        need(0 <= self.bad_share <= 1, "data.bad_share", self.bad_share, "between 0 and 1")
-        share_or_word = isinstance(self.held_out, str) or 0 <= self.held_out < 1
-        need(share_or_word, "data.held_out", self.held_out, "a share in [0, 1) or a split's name")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Views:
-    """How the two views of an image are made."""
-
-    target: Strength = "weak"
-    """the view that the target encoder sees"""
-    online: Strength = "strong"
-    """the view that the online encoder sees"""
-    same_view: bool = False
-    """give both encoders the same view (T1=T2): collapses, kept as the alarm's positive control"""
-    crop_area: tuple[float, float] = (0.2, 1.0)
-    """share of the image's area that a crop may cover, smallest and largest"""
-    flip: float = 0.5
-    """chance of a mirrored view"""
-    jitter: float = 0.8
-    """chance of color jitter in a strong view"""
-    jitter_strength: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1)
-    """reach of brightness, contrast, saturation and hue"""
-    gray: float = 0.2
-    """chance of a gray strong view"""
-    blur: float = 0.5
-    """chance of Gaussian blur in a strong view"""
-    blur_sigma: tuple[float, float] = (0.1, 2.0)
-    """range of the blur's deviation in pixels"""
-
-    def __post_init__(self) -> None:
-        for name in ("flip", "jitter", "gray", "blur"):
-            chance = getattr(self, name)
-            need(0 <= chance <= 1, f"views.{name}", chance, "a chance between 0 and 1")
-        low, high = self.crop_area
-        need(0 < low <= high <= 1, "views.crop_area", self.crop_area, "0 < low <= high <= 1")
-        low, high = self.blur_sigma
-        need(0 < low <= high, "views.blur_sigma", self.blur_sigma, "0 < low <= high")
-        *blends, hue = self.jitter_strength
-        reach = all(0 <= b <= 1 for b in blends) and 0 <= hue <= 0.5
         need(
-            reach,
-            "views.jitter_strength",
-            self.jitter_strength,
-            "three values in [0, 1], hue in [0, 0.5]",
+            0 <= self.max_bad_fraction <= 1,
+            "data.max_bad_fraction",
+            self.max_bad_fraction,
+            "between 0 and 1",
+        )
+        need(
+            isinstance(self.validation, str) or 0 <= self.validation < 1,
+            "data.validation",
+            self.validation,
+            "a fraction in [0, 1) or a split's name",
         )
 
 
@@ -99,214 +68,232 @@ class Encoder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method:
-    """The Mean Shift step; the defaults are the paper's."""
+class Optim:
+    """The optimizer and its schedule."""
 
-    name: Literal["msf", "byol"] = "msf"
-    """`byol` is the k=1 case: it keeps no bank"""
-    k: int = 5
-    """neighbors an embedding is pulled towards; the first is the other view itself"""
-    k_schedule: Literal["constant", "linear"] = "constant"
-    """`linear`: k grows in equal stretches of epochs from `k_start` to `k`"""
-    k_start: int = 1
-    """where a growing k begins"""
-    bank_size: int = 128_000
-    """past target embeddings that are searched"""
-    bank_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """how the bank is stored"""
-    bank_layout: Literal["replicated", "sharded"] = "replicated"
-    """in several processes: all of the bank in each, or a part; the neighbors are the same"""
-    momentum: float = 0.99
-    """share of itself that the target keeps at each step"""
-    momentum_schedule: Literal["constant", "cosine"] = "constant"
-    """`cosine`: momentum rises to 1 at the end of training"""
-    same_image: Literal["keep", "skip"] = "keep"
-    """whether an older view of the same image may be a neighbor"""
-    search_filled_only: bool = False
-    """leave out the random rows with which the bank begins"""
-    symmetric: bool = False
-    """also swap the views' roles, at twice the cost"""
-    whiten: bool = False
-    """whiten the target's embeddings, so that they keep their dimensions; ours, not the paper's"""
-    dim: int = 0
-    """size of the embedding; 0 is the authors' rule, a quarter of the backbone's features"""
+    lr: float = 0.05
+    """learning rate at the start"""
+    schedule: Literal["epoch", "step"] = "epoch"
+    """cosine, updated once an epoch as in the authors' code, or at each step"""
+    warmup_epochs: int = 0
+    """epochs in which the learning rate rises linearly to `lr`; at least the last epoch of a short
+    run has none"""
+    momentum: float = 0.9
+    """momentum of SGD (not of the target encoder)"""
+    weight_decay: float = 1e-4
+    """on every parameter, batch norm and biases too"""
+    accumulate: int = 1
+    """batches whose gradients are summed before each update"""
+    clip_norm: float = 0.0
+    """largest norm of the gradient (0: no clipping)"""
 
     def __post_init__(self) -> None:
-        need(self.k >= 1, "method.k", self.k, "1 or more")
-        need(
-            self.name == "msf" or self.k == 1,
-            "method.k",
-            self.k,
-            "1 with method.name byol (add --method.k 1)",
-        )
-        need(1 <= self.k_start <= self.k, "method.k_start", self.k_start, f"1 to k ({self.k})")
-        need(
-            self.k == 1 or self.k <= self.bank_size,
-            "method.k",
-            self.k,
-            f"at most the bank's {self.bank_size} rows (raise --method.bank_size)",
-        )
-        need(0 <= self.momentum <= 1, "method.momentum", self.momentum, "between 0 and 1")
-        need(self.dim >= 0, "method.dim", self.dim, "0 or more")
+        need(0 < self.lr < math.inf, "optim.lr", self.lr, "above 0")
+        need(self.accumulate >= 1, "optim.accumulate", self.accumulate, "1 or more")
+        for name in ("warmup_epochs", "momentum", "weight_decay", "clip_norm"):
+            value = getattr(self, name)
+            need(value >= 0, f"optim.{name}", value, "0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """The optimizer, its schedule, the machine, and how often things are written."""
+    """The length of a run, the machine, and how often things are written."""
 
     epochs: int = 200
     """passes over the images"""
     batch_size: int = 256
     """images a step, over all processes; an incomplete last batch is left to later epochs"""
-    lr: float = 0.05
-    """learning rate at the start"""
-    lr_schedule: Literal["epoch", "step"] = "epoch"
-    """cosine, changed once an epoch as the authors do, or at each step"""
-    warmup_epochs: int = 0
-    """epochs in which the rate rises linearly to `lr`; a short run keeps at least its last one"""
-    sgd_momentum: float = 0.9
-    """momentum of SGD (not of the target)"""
-    weight_decay: float = 1e-4
-    """on every parameter, batch norm and biases too"""
     batch_norm: Literal["shuffle", "sync", "local"] = "shuffle"
-    """in several processes: the target's images permuted over them, as the authors do; one
-    statistic over all of them, as in one process; or each its own"""
+    """in several processes: permute the target's images over them, as the authors do; synchronize
+    the statistics, as in one process; or let each process have its own"""
     seed: int = 0
-    """address of all randomness"""
+    """seed of all randomness"""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """`auto`: bfloat16 where the device computes it natively, else float32"""
     device: str = "auto"
     """`auto`: cuda if there is one, else cpu"""
     compile: bool = False
-    """let torch.compile translate the encoders: a start of minutes; measure whether it pays"""
+    """compile the encoders with torch.compile; it takes minutes, so measure whether it pays"""
     timeout: float = 600.0
     """seconds after which processes that wait for another one give up and name it"""
     save_every: float = 1.0
-    """epochs (or a part of one) between checkpoints; the last two are kept"""
+    """epochs (or a fraction of one) between checkpoints; the last two are kept"""
     keep_every: int = 0
     """also keep the checkpoint of every this many epochs (0: none)"""
     log_every: int = 20
     """steps between lines of metrics.jsonl"""
     monitor_every: int = 5
-    """epochs between k-NN checks on the held-out images (0: only at the end)"""
+    """epochs between k-NN evaluations on the validation images (0: only at the end)"""
     snapshots: int = 6
-    """moments kept for figures: before training, after it, the rest between, early ones denser"""
-    probe_size: int = 1000
-    """training images whose embeddings a snapshot keeps"""
+    """snapshots for figures: before training, after it, the rest between, early ones denser"""
+    snapshot_images: int = 1000
+    """training images whose features a snapshot stores"""
     tensorboard: bool = False
     """write TensorBoard events beside metrics.jsonl (needs the extra `tensorboard`)"""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "log_every", "probe_size"):
+        for name in ("epochs", "log_every", "snapshot_images"):
             value = getattr(self, name)
             need(value >= 1, f"train.{name}", value, "1 or more")
         need(self.batch_size >= 2, "train.batch_size", self.batch_size, "2 or more (batch norm)")
-        for name in ("lr", "save_every", "timeout"):
+        for name in ("save_every", "timeout"):
             value = getattr(self, name)
             need(0 < value < math.inf, f"train.{name}", value, "above 0")
         need(0 <= self.seed < 2**63, "train.seed", self.seed, "0 up to below 2^63")
-        for name in (
-            "sgd_momentum", "weight_decay", "keep_every", "monitor_every", "snapshots",
-            "warmup_epochs",
-        ):  # fmt: skip
+        for name in ("keep_every", "monitor_every", "snapshots"):
             value = getattr(self, name)
             need(value >= 0, f"train.{name}", value, "0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A whole run, in five groups."""
+    """A whole run, in six groups."""
 
     data: Data = field(default_factory=Data)
     views: Views = field(default_factory=Views)
     encoder: Encoder = field(default_factory=Encoder)
-    method: Method = field(default_factory=Method)
+    method: MethodSettings = field(default_factory=MSF)
+    optim: Optim = field(default_factory=Optim)
     train: Train = field(default_factory=Train)
 
     def __post_init__(self) -> None:
-        rows = self.train.batch_size * (2 if self.method.symmetric else 1)
-        need(
-            self.method.k == 1 or rows <= self.method.bank_size,
-            "method.bank_size",
-            self.method.bank_size,
-            f"at least the {rows} rows that a step adds (lower --train.batch_size)",
-        )
+        self.method.check(batch_size=self.train.batch_size)
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> Config:
-        """A copy with dotted fields replaced, checked as a whole: `{"method.k": 10}`."""
-        groups = {group: dict(fields) for group, fields in self.to_dict().items()}
+        """A copy with dotted fields replaced, checked as a whole: `{"method.k": 10}`.
+
+        Another `method.name` (or `method.module`) replaces the method's settings and takes the
+        views, the optimizer and the schedule that the method declares; other overrides win.
+        """
+        groups = self.to_dict()
+        name = overrides.get("method.name", self.method.name)
+        module = overrides.get("method.module", "" if "method.name" in overrides else None)
+        module = self.method.module if module is None else module
+        if (name, module) != (self.method.name, self.method.module):
+            chosen = settings_class(name, module)
+            method = chosen(module=module)
+            groups |= {
+                "method": dataclasses.asdict(method),
+                "views": dataclasses.asdict(Views()),
+                "optim": dataclasses.asdict(Optim()),
+            }
+            overrides = {**method.defaults, **overrides, "method.name": method.name}
         for path, value in overrides.items():
-            group, _, name = path.partition(".")
-            if group not in groups or name not in groups[group]:
-                raise ValueError(f"unknown setting {path!r}; did you mean {_nearest(path)}?")
-            groups[group][name] = value
+            group, _, field_name = path.partition(".")
+            if group not in groups or field_name not in groups[group]:
+                raise _unknown_setting(path, groups["method"])
+            groups[group][field_name] = value
         return Config.from_dict(groups)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         return dataclasses.asdict(self)
 
     def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=2) + "\n"
+        return json.dumps({"format": FORMAT, **self.to_dict()}, indent=2) + "\n"
 
     @staticmethod
     def from_dict(groups: Mapping[str, Any]) -> Config:
         """The config of nested plain values; unknown keys and wrong types are errors."""
         if not isinstance(groups, Mapping):
             raise ValueError(f"settings: got {groups!r}, need groups of settings by name")
-        known = {f.name: typing.get_type_hints(Config)[f.name] for f in dataclasses.fields(Config)}
-        built = {}
+        classes = _group_classes(groups.get("method", {}))
+        parsed = {}
         for group, values in groups.items():
-            if group not in known:
-                raise ValueError(f"unknown group {group!r}; there are {', '.join(known)}")
+            if group not in classes:
+                raise ValueError(f"unknown group {group!r}; there are {', '.join(classes)}")
             if not isinstance(values, Mapping):
                 raise ValueError(f"{group}: got {values!r}, need its settings by name")
-            hints = typing.get_type_hints(known[group])
+            hints = _field_types(classes[group])
             for name in values:
                 if name not in hints:
-                    path = f"{group}.{name}"
-                    raise ValueError(f"unknown setting {path!r}; did you mean {_nearest(path)}?")
-            built[group] = known[group](
+                    raise _unknown_setting(f"{group}.{name}", groups.get("method", {}))
+            parsed[group] = classes[group](
                 **{
                     name: parse(value, hints[name], f"{group}.{name}")
                     for name, value in values.items()
                 }
             )
-        return Config(**built)
+        return Config(**parsed)
 
     @staticmethod
     def from_json(text: str) -> Config:
-        return Config.from_dict(json.loads(text))
+        groups = json.loads(text)
+        if not isinstance(groups, dict):
+            raise ValueError(f"settings: got {groups!r}, need groups of settings by name")
+        version = groups.pop("format", 1)
+        if not isinstance(version, int) or version != FORMAT:
+            newer = isinstance(version, int) and version > FORMAT
+            action = "install a newer meanshift" if newer else "train it again with this version"
+            raise ValueError(f"has format {version}, this version reads {FORMAT}; {action}")
+        return Config.from_dict(groups)
 
 
-HARMLESS = frozenset(
-    "data.source data.workers data.bad_share method.bank_layout train.device train.save_every "
-    "train.keep_every train.log_every train.monitor_every train.tensorboard train.compile "
-    "train.timeout".split()
+RESUME_SAFE = frozenset(
+    "data.source data.workers data.max_bad_fraction method.bank_layout train.device "
+    "train.save_every train.keep_every train.log_every train.monitor_every train.tensorboard "
+    "train.compile train.timeout".split()
 )
 """Settings that may change when a run is continued. The images have a fingerprint of their own,
-and a change of device or precision is told."""
+and a change of device or precision is reported."""
 
 
 def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
-    """The dotted fields in which two configs differ, as (old, new)."""
-    before, after = old.to_dict(), new.to_dict()
+    """The dotted fields in which two configs differ, as (old, new); None where one has no such."""
+    before, after = _flat(old), _flat(new)
     return {
-        f"{group}.{name}": (before[group][name], value)
-        for group, fields in after.items()
-        for name, value in fields.items()
-        if before[group][name] != value
+        name: (before.get(name), after.get(name))
+        for name in {**after, **before}
+        if before.get(name) != after.get(name)
     }
 
 
-def settings() -> Iterator[tuple[str, Any, Any, str]]:
-    """Every setting as (dotted name, type, default, help)."""
-    for group in dataclasses.fields(Config):
-        kind = typing.get_type_hints(Config)[group.name]
-        hints, helps = typing.get_type_hints(kind), help_texts(kind)
-        for one in dataclasses.fields(kind):
-            yield f"{group.name}.{one.name}", hints[one.name], one.default, helps[one.name]
+def settings(method: type[MethodSettings] = MSF) -> Iterator[tuple[str, Any, Any, str]]:
+    """Every setting as (dotted name, type, default, help), with those of one method."""
+    for group, kind in _group_classes({}, method).items():
+        hints, helps = _field_types(kind), help_texts(kind)
+        for each in dataclasses.fields(kind):
+            yield f"{group}.{each.name}", hints[each.name], each.default, helps[each.name]
 
 
-def _nearest(path: str) -> str:
-    names = [name for name, *_ in settings()]
-    return close(path, names, [n for n in names if n.startswith(path.partition(".")[0])] or names)
+def _group_classes(
+    method: Mapping[str, Any], chosen: type[MethodSettings] | None = None
+) -> dict[str, type]:
+    classes: dict[str, type] = typing.get_type_hints(Config)
+    if chosen is None:
+        name, module = MSF.name, ""
+        if isinstance(method, Mapping):
+            name, module = method.get("name", name), method.get("module", module)
+        chosen = settings_class(name, module)
+    return {**classes, "method": chosen}
+
+
+def _field_types(kind: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {each.name: hints[each.name] for each in dataclasses.fields(kind)}
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    return {
+        f"{group}.{name}": value
+        for group, fields in config.to_dict().items()
+        for name, value in fields.items()
+    }
+
+
+def _unknown_setting(path: str, method: Mapping[str, Any]) -> ValueError:
+    """The error for a setting that does not exist, with the nearest ones that do."""
+    chosen = _group_classes(method)["method"]
+    names = [name for name, *_ in settings(chosen)]
+    group, _, field_name = path.partition(".")
+    others = [
+        other
+        for other, kind in METHODS.items()
+        if group == "method" and field_name in _field_types(kind)
+    ]
+    if others:
+        return ValueError(
+            f"{path}: the method {method.get('name', MSF.name)} has no such setting; it belongs to "
+            f"{', '.join(others)} (--method.name)"
+        )
+    near = close(path, names, [name for name in names if name.startswith(f"{group}.")] or names)
+    return ValueError(f"unknown setting {path!r}; did you mean {near}?")

@@ -264,7 +264,7 @@ def train_and_validation(
         return split_off(train, held_out, seed=seed)
     if held_out not in splits:
         raise ValueError(
-            f"data.held_out: {spec} has no split {held_out!r}; it has "
+            f"data.validation: {spec} has no split {held_out!r}; it has "
             f"{', '.join(splits) or 'only train'}: give one of them, a share such as 0.1, or none"
         )
     return train, same_classes(splits[held_out], train)

@@ -30,6 +30,7 @@ class Source(ABC):
     name: str
     labels: Int[Tensor, " n"] | None
     classes: list[str]
+    channels: int = 3
 
     @abstractmethod
     def __len__(self) -> int: ...

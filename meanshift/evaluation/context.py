@@ -295,13 +295,13 @@ def _parts(
         usable = ", ".join(name for name in splits if splits[name].labeled) or "only train"
         raise ValueError(f"--split: {spec} has no labeled split {split!r}; it has {usable}")
     if own and not split and train is whole:
-        first, held = train_and_validation(spec, own.data.held_out, seed=seed)  # as the run did
+        first, held = train_and_validation(spec, own.data.validation, seed=seed)  # as the run did
         if isinstance(first, Subset) and isinstance(held, Subset):
             parts = whole.take(first.indices), whole.take(held.indices)
             if all(part.labeled for part in parts):
-                told = f"held out as in the run, {own.data.held_out}, seed {seed}"
+                told = f"held out as in the run, {own.data.validation}, seed {seed}"
                 return (labeled_only(parts[0]), labeled_only(parts[1])), told
-        split = str(own.data.held_out) if own.data.held_out in splits else ""
+        split = str(own.data.validation) if own.data.validation in splits else ""
         seen = "; the run has seen them unlabeled" if held is None else ""
     name = split or next((name for name in splits if splits[name].labeled), "")
     if name:

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from meanshift.config import Views
+from meanshift.config import ViewSpec
 from meanshift.data import Source
 from meanshift.data.loader import batches, steps_per_epoch
 from meanshift.evaluation.context import EvaluationContext, FeatureSet
@@ -22,10 +22,10 @@ from meanshift.models.features import eval_mode
 from meanshift.runtime import checkpoint, rng
 from meanshift.runtime.device import autocast
 from meanshift.runtime.progress import progress
-from meanshift.transforms.augment import TwoViews
+from meanshift.transforms.augment import MultiViewTransform
 from meanshift.transforms.eval import TRANSFORM_VERSION
 
-VIEWS = Views(same_view=True, online="weak", crop_area=(0.08, 1.0))
+VIEW = ViewSpec(name="train", stream=rng.ONLINE, crop_area=(0.08, 1.0))
 """What the layer is trained on: a crop of 8% to 100% of the area, and a flip."""
 
 
@@ -113,7 +113,7 @@ def augmented_stream(
     start: int = 0,
 ) -> Stream:
     """Features of a new view of each image in every epoch, from epoch `start` on."""
-    views, layout = TwoViews(VIEWS, seed, image_size), memory_format(backbone)
+    views, layout = MultiViewTransform((VIEW,), seed, image_size), memory_format(backbone)
     steps = steps_per_epoch(source, recipe.batch_size, partial=True)
     for batch in batches(
         source,
@@ -127,7 +127,7 @@ def augmented_stream(
         pin_memory=device.type == "cuda",
     ):
         batch = batch.to(device)
-        view, _ = views.finish(batch.images, batch.epoch, batch.ids)
+        (view,) = views.finish(batch.images, batch.epoch, batch.ids)
         view = view.contiguous(memory_format=layout)
         with eval_mode(backbone), torch.no_grad(), autocast(device, precision):
             features = backbone(view).float()

@@ -18,7 +18,7 @@ from meanshift.data import stratified
 from meanshift.data.loader import batches
 from meanshift.evaluation.context import EvaluationContext, FeatureSet, Result
 from meanshift.evaluation.linear_probe import (
-    VIEWS,
+    VIEW,
     ProbeSettings,
     Standardize,
     accuracy,
@@ -29,7 +29,7 @@ from meanshift.models.features import extract_features
 from meanshift.runtime import rng
 from meanshift.runtime.device import autocast
 from meanshift.runtime.progress import progress
-from meanshift.transforms.augment import TwoViews
+from meanshift.transforms.augment import MultiViewTransform
 
 
 def evaluate(
@@ -125,7 +125,7 @@ def _fine_tune(
         layer = nn.Linear(train.features.shape[1], subject.classes)
     backbone = copy.deepcopy(subject.backbone)
     network = nn.Sequential(backbone, Standardize(train.features), layer).to(device).train()
-    layout, views = memory_format(network), TwoViews(VIEWS, seed, size)
+    layout, views = memory_format(network), MultiViewTransform((VIEW,), seed, size)
     network.to(memory_format=layout)
     optimizer = torch.optim.SGD(
         network.parameters(),
@@ -151,7 +151,7 @@ def _fine_tune(
             torch.manual_seed(rng.derive_seed(seed, batch.step, rng.NETWORK))  # dropout's address
             batch = batch.to(device)
             optimizer.param_groups[0]["lr"] = recipe.lr * recipe.factor(batch.epoch)
-            view, _ = views.finish(batch.images, batch.epoch, batch.ids)
+            (view,) = views.finish(batch.images, batch.epoch, batch.ids)
             with autocast(device, subject.precision):
                 scores = network(view.contiguous(memory_format=layout))
             assert batch.labels is not None

@@ -1,30 +1,41 @@
-"""The step of each paper on one page, behind one contract: two views in, a `Step` out."""
+"""The methods: one file a paper, behind the contract of `base`."""
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
-from meanshift import config
+from meanshift.config import Config, MethodSettings, ViewSpec
+from meanshift.config.methods import load_class
+from meanshift.methods.base import Batch, BuildContext, Method, Progress, StepOutput
 from meanshift.methods.msf import MeanShift
-from meanshift.models.encoder import Encoder
 
-__all__ = ["MeanShift", "build"]
+__all__ = [
+    "Batch",
+    "BuildContext",
+    "MeanShift",
+    "Method",
+    "Progress",
+    "StepOutput",
+    "method_class",
+    "view_specs",
+]
+
+_CLASSES: dict[str, type[Method]] = {"msf": MeanShift, "byol-asym": MeanShift}
 
 
-def build(settings: config.Method, encoder: Encoder, *, seed: int) -> MeanShift:
-    """The method of a config around an encoder; `byol` is Mean Shift with k=1."""
-    return MeanShift(
-        encoder,
-        encoder.dim,
-        k=settings.k,
-        bank_size=settings.bank_size,
-        bank_dtype=getattr(torch, settings.bank_dtype),
-        momentum=settings.momentum,
-        hidden=encoder.hidden,
-        same_image=settings.same_image,
-        search_filled_only=settings.search_filled_only,
-        symmetric=settings.symmetric,
-        whiten=settings.whiten,
-        sharded=settings.bank_layout == "sharded",
-        seed=seed,
-    )
+def method_class(settings: MethodSettings) -> type[Method]:
+    """The class that implements a method of this program, or one from outside."""
+    if not settings.module:
+        return _CLASSES[settings.name]
+    found: Any = load_class(settings.module)
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise ValueError(
+            f"method.module: {settings.module} is no method; need a subclass of "
+            f"meanshift.methods.Method"
+        )
+    return found
+
+
+def view_specs(config: Config) -> tuple[ViewSpec, ...]:
+    """The views that the method of a config declares."""
+    return method_class(config.method).views(config.method, config.views)

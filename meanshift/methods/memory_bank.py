@@ -29,9 +29,12 @@ class MemoryBank(nn.Module):
     >>> rows, ids, labels = bank.look_up(slots)
     """
 
-    rows: Shaped[Tensor, "held dim"]
-    ids: Int[Tensor, " held"]
-    labels: Int[Tensor, " held"]
+    SPLIT = ("rows", "ids", "labels")
+    """buffers of which a sharded bank has only its own slots"""
+
+    rows: Shaped[Tensor, "slots dim"]
+    ids: Int[Tensor, " slots"]
+    labels: Int[Tensor, " slots"]
 
     def __init__(
         self,
@@ -154,6 +157,30 @@ class MemoryBank(nn.Module):
         ]
         slots, similarity = (held.transpose(0, 1).flatten(1) for held in found)
         return sort_neighbors(slots, similarity, slots.shape[1] // world)
+
+    @torch.no_grad()
+    def neighbors(
+        self,
+        queries: Float[Tensor, "batch dim"],
+        count: int,
+        *,
+        leave_out: Int[Tensor, " batch"] | None = None,
+        skip_ids: Int[Tensor, " batch"] | None = None,
+        filled_only: bool = False,
+    ) -> tuple[
+        Float[Tensor, "batch count dim"], Int[Tensor, "batch count"], Int[Tensor, "batch count"]
+    ]:
+        """The rows that `search` finds with their ids and labels, in the queries' data type.
+
+        Where fewer rows are eligible, the query itself replaces them, with id and label -1.
+        """
+        slots, similarity = self.search(
+            queries, count, leave_out=leave_out, skip_ids=skip_ids, filled_only=filled_only
+        )
+        missing = similarity == -torch.inf
+        rows, ids, labels = self.look_up(slots)
+        rows = torch.where(missing[:, :, None], queries[:, None], rows.to(queries.dtype))
+        return rows, ids.masked_fill(missing, -1), labels.masked_fill(missing, -1)
 
     @torch.no_grad()
     def look_up(

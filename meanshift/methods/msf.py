@@ -1,57 +1,54 @@
-"""Mean Shift for self-supervised learning: the paper's step on one page.
+"""Mean Shift for self-supervised learning (Koohpayegani, Tejankar, Pirsiavash 2021) on one page.
 
 Read `MeanShift.forward`. The names are the paper's: the online encoder g with its predictor h, the
 target encoder f, u = f(T1(x)), v = h(g(T2(x))), the memory bank, the k nearest neighbors z of u.
+With k=1 this is BYOL with an asymmetric loss (`byol-asym`).
+
+Paper: https://arxiv.org/abs/2105.07269. Where paper and released code differ, the order of a step,
+the loss and the heads are the code's, and purity is the paper's (self not counted).
 """
 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from meanshift.methods.base import (
+    BuildContext,
+    Metrics,
+    Progress,
+    StepOutput,
+    check_embedding,
+    normalize,
+)
 from meanshift.methods.memory_bank import MemoryBank
+from meanshift.methods.momentum_target import MomentumTarget
+from meanshift.methods.purity import neighbor_metrics, purity_of_views
+from meanshift.methods.schedules import stepwise
 from meanshift.methods.whitening import Whitening
 from meanshift.models.encoder import mlp
 from meanshift.runtime import distributed
 
-
-@dataclass(frozen=True)
-class StepOutput:
-    """What one step tells; only `loss` carries a gradient, and nothing waits for the device."""
-
-    loss: Float[Tensor, ""]
-    agreement: Float[Tensor, ""]
-    """mean cosine of v and u: how well the online view predicts the target's"""
-    purity: Float[Tensor, ""] | None
-    """share of neighbors 2..k with the label of their query (the paper's); None without labels"""
-    same_image: Float[Tensor, ""] | None
-    """share of queries with an older view of the same image among their neighbors"""
-    embeddings: Float[Tensor, "batch dim"]
-    """u, the target's embeddings"""
-
-
 Neighbors = tuple[Float[Tensor, "batch k dim"], Tensor | None, Tensor | None]  # rows, ids, labels
 
 
-class MeanShift(nn.Module):
+class MeanShift(MomentumTarget):
     """Pull each online embedding towards the k nearest neighbors of its target embedding.
 
-    `encoder` is any module that gives `dim` values an input (backbone and projector together); the
-    target is a copy of it. With k=1 this is BYOL with an asymmetric loss, and no bank is kept.
+    `encoder` is any module that maps an input to `dim` values (backbone and projector together);
+    the target is a copy of it.
 
     >>> method = MeanShift(encoder, dim=512, k=5, bank_size=128_000)
-    >>> step = method(online_view, target_view, ids=ids, labels=labels)
-    >>> step.loss.backward(); optimizer.step(); method.follow()
-    `k`, `momentum` and `shuffle` (None, or the seed by which the target's images are permuted
-    over all processes, so that batch norm tells nothing) are attributes to set between steps.
+    >>> output = method(online_view, target_view, ids=ids, labels=labels)
+    >>> output.loss.backward(); optimizer.step(); method.after_update()
+
+    `k`, `momentum` and `shuffle` (None, or the seed by which the target's images are permuted over
+    all processes, so that batch norm leaks nothing) are attributes to set between steps.
     """
 
     def __init__(
@@ -79,12 +76,11 @@ class MeanShift(nn.Module):
             )
         self.dim, self.k, self.momentum, self.symmetric = dim, k, momentum, symmetric
         self.same_image, self.search_filled_only = same_image, search_filled_only
-        self.shuffle: int | None = None
         self.online, self.target = encoder, copy.deepcopy(encoder).requires_grad_(False)
         self.predictor = mlp(dim, hidden or 8 * dim, dim)  # 512-4096-512 in the paper
         self.whiten = Whitening(dim) if whiten else nn.Identity()
-        kept: dict[str, Any] = {"dtype": bank_dtype, "seed": seed, "sharded": sharded}
-        self.bank = MemoryBank(bank_size, dim, **kept) if k > 1 else None
+        bank = partial(MemoryBank, dtype=bank_dtype, seed=seed, sharded=sharded)
+        self.bank = bank(bank_size, dim) if k > 1 else None
 
     def forward(
         self,
@@ -96,7 +92,7 @@ class MeanShift(nn.Module):
     ) -> StepOutput:
         """One step of the paper, up to the loss; in eval mode the bank is only searched."""
         if self.symmetric:
-            return self._both_ways(online_view, target_view, ids, labels)
+            return self._both_directions(online_view, target_view, ids, labels)
         v = self.predict(online_view)
         u = self.project(target_view)
         return self.compare(v, u, ids=ids, labels=labels)
@@ -109,91 +105,92 @@ class MeanShift(nn.Module):
         ids: Int[Tensor, " batch"] | None = None,
         labels: Int[Tensor, " batch"] | None = None,
     ) -> StepOutput:
-        """Remember u, find its neighbors, and measure how far v is from them."""
+        """Add u to the bank, search its neighbors, and compute how far v is from them."""
         ids, labels = (t if t is None else t.to(u.device, non_blocking=True) for t in (ids, labels))
-        own = self._remember(u, ids, labels)
-        return self._judge(v, u, self._nearest(u, own, ids), ids, labels)
-
-    @torch.no_grad()
-    def after_update(self) -> None:
-        """Move the target towards the online encoder, parameters only; after the optimizer."""
-        targets, onlines = (list(e.parameters()) for e in (self.target, self.online))
-        get_ema_multi_avg_fn(self.momentum)(targets, onlines, None)
+        slots = self._enqueue(u, ids, labels)
+        return self._loss(v, u, self._neighbors(u, slots, ids), ids, labels)
 
     def predict(self, view: Any) -> Float[Tensor, "batch dim"]:
         """v: the online embedding through the predictor, of unit length."""
-        return _unit(self.predictor(self._encode(self.online, view)))
+        return normalize(self.predictor(check_embedding(self.online(view), self.dim)))
 
     @torch.no_grad()
     def project(self, view: Any) -> Float[Tensor, "batch dim"]:
         """u: the target embedding, of unit length; batch norm uses the batch's own statistics."""
         seed = self.shuffle if self.training else None
-        encode = partial(self._encode, self.target)
-        u: Tensor = self.whiten(_unit(distributed.apply_shuffled(encode, view, seed)))
-        return u
+        u = check_embedding(distributed.apply_shuffled(self.target, view, seed), self.dim)
+        white: Tensor = self.whiten(normalize(u))
+        return white
 
-    def _encode(self, encoder: nn.Module, view: Any) -> Tensor:
-        embedding: Tensor = encoder(view)
-        if embedding.ndim != 2 or embedding.shape[1] != self.dim:
-            raise ValueError(
-                f"the encoder gives shape {tuple(embedding.shape)}; need (batch, {self.dim}): "
-                f"pass dim={embedding.shape[-1]} or end the encoder in a layer of {self.dim} values"
-            )
-        return embedding
-
-    def _remember(self, u: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor | None:
+    def _enqueue(self, u: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor | None:
         if self.bank is None or not self.training:
             return None
         return self.bank.enqueue(u, ids=ids, labels=labels)
 
-    def _nearest(self, u: Tensor, own: Tensor | None, ids: Tensor | None) -> Neighbors:
+    def _neighbors(self, u: Tensor, slots: Tensor | None, ids: Tensor | None) -> Neighbors:
         """The k neighbors of u: u itself first, by construction, then k-1 found in the bank."""
         if self.k == 1:
             return u[:, None], None, None
         if self.bank is None:
-            raise ValueError(f"k={self.k}, but this was built with k=1 and keeps no bank")
+            raise ValueError(f"k={self.k}, but this was built with k=1 and has no bank")
         if ids is None and self.same_image == "skip":
-            raise ValueError("same_image='skip' needs to know the images: pass ids to the step")
-        slots, similarity = self.bank.search(
+            raise ValueError("same_image='skip' needs the ids of the images: pass ids to the step")
+        rows, near_ids, near_labels = self.bank.neighbors(
             u,
             self.k - 1,
-            leave_out=own,
+            leave_out=slots,
             skip_ids=ids if self.same_image == "skip" else None,
             filled_only=self.search_filled_only,
         )
-        missing = similarity == -torch.inf  # too few eligible rows: u stands in for them
-        rows, *about = self.bank.look_up(slots)
-        rows = torch.where(missing[:, :, None], u[:, None], rows.to(u.dtype))
-        near_ids, near_labels = (held.masked_fill(missing, -1) for held in about)
         return torch.cat([u[:, None], rows], 1), near_ids, near_labels
 
-    def _judge(
+    def _loss(
         self, v: Tensor, u: Tensor, near: Neighbors, ids: Tensor | None, labels: Tensor | None
     ) -> StepOutput:
         z, near_ids, near_labels = near
         # Squared distances of unit vectors are linear in z: the mean neighbor serves for all k.
-        loss, purity, same_image = (2 - 2 * (v * z.mean(1)).sum(1)).mean(), None, None
-        if near_labels is not None and labels is not None:
-            known = (labels >= 0).float()
-            pure = (near_labels == labels[:, None]).float().mean(1)
-            purity = (pure * known).sum() / known.sum()  # not a number where no label is known
-        if near_ids is not None and ids is not None:
-            same_image = (near_ids == ids[:, None]).any(1).float().mean()
-        return StepOutput(loss, (v.detach() * u).sum(1).mean(), purity, same_image, u)
+        loss = (2 - 2 * (v * z.mean(1)).sum(1)).mean()
+        metrics: Metrics = {"agreement": ((v.detach() * u).sum(1).mean(), len(u))}
+        metrics |= neighbor_metrics(near_ids, near_labels, ids, labels)
+        return StepOutput(loss, u, metrics)
 
-    def _both_ways(self, a: Any, b: Any, ids: Tensor | None, labels: Tensor | None) -> StepOutput:
-        """The symmetric loss: both directions are searched before either is remembered."""
+    def _both_directions(
+        self, a: Any, b: Any, ids: Tensor | None, labels: Tensor | None
+    ) -> StepOutput:
+        """The symmetric loss: both directions are searched before either is enqueued."""
         v_a, v_b = self.predict(a), self.predict(b)
         u_a, u_b = self.project(a), self.project(b)
-        one = self._judge(v_a, u_b, self._nearest(u_b, None, ids), ids, labels)
-        two = self._judge(v_b, u_a, self._nearest(u_a, None, ids), ids, labels)
-        self._remember(u_b, ids, labels)
-        self._remember(u_a, ids, labels)
-        pairs = [(name, a, vars(two)[name]) for name, a in vars(one).items()]
-        told: Any = {name: None if a is None else (a + b) / 2 for name, a, b in pairs}
-        return StepOutput(**{**told, "embeddings": u_b})
+        one = self._loss(v_a, u_b, self._neighbors(u_b, None, ids), ids, labels)
+        two = self._loss(v_b, u_a, self._neighbors(u_a, None, ids), ids, labels)
+        self._enqueue(u_b, ids, labels)
+        self._enqueue(u_a, ids, labels)
+        metrics = {
+            name: ((mean + two.metrics[name][0]) / 2, weight)
+            for name, (mean, weight) in one.metrics.items()
+        }
+        return StepOutput((one.loss + two.loss) / 2, u_b, metrics)
 
+    @classmethod
+    def build(cls, settings: Any, context: BuildContext) -> Self:
+        """From the settings `MSF` or `BYOLAsym`; the heads follow the authors' rule."""
+        encoder = context.encoder(dim=settings.dim)
+        shared = {name: getattr(settings, name) for name in ("momentum", "symmetric", "whiten")}
+        bank: dict[str, Any] = {}
+        if settings.k > 1:
+            names = ("bank_size", "same_image", "search_filled_only")
+            bank = {name: getattr(settings, name) for name in names}
+            bank["bank_dtype"] = getattr(torch, settings.bank_dtype)
+            bank["sharded"] = settings.bank_layout == "sharded"
+        method = cls(encoder, encoder.dim, k=settings.k, hidden=encoder.hidden,
+                     seed=context.seed, **shared, **bank)  # fmt: skip
+        method.settings = settings
+        return method
 
-def _unit(embeddings: Tensor) -> Tensor:
-    """Unit length, in at least float32 whatever the precision of autocast."""
-    return F.normalize(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), dim=1)
+    def set_progress(self, now: Progress) -> dict[str, float]:
+        """The schedules of k and of the momentum."""
+        if self.settings is not None and self.settings.k_schedule == "linear":
+            self.k = stepwise(self.settings.k_start, self.settings.k, now.epoch, now.epochs)
+        return {"k": self.k, **super().set_progress(now)}
+
+    def snapshot_metrics(self, *given: Any) -> dict[str, float]:
+        return purity_of_views(self, *given)

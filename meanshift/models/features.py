@@ -159,6 +159,33 @@ def eval_mode(network: nn.Module) -> Iterator[nn.Module]:
             module.training = training
 
 
+def evaluation_batches(
+    source: Source, *, image_size: int, device: torch.device, workers: int = 0
+) -> Iterator[tuple[Int[Tensor, " batch"], Float[Tensor, "batch channels _ _"]]]:
+    """All images of a source in order, in evaluation views on the device, with their indices.
+
+    Of several processes each gets its part. Unreadable images count as gray ones.
+    """
+    dataset = EvalDataset(source, image_size, 0, BATCH, False)
+    batches = iter(dataset.batches)
+    for images, _ in iterate(_loader(dataset, source, workers, device)):
+        pixels = images.to(device, non_blocking=True).float().div_(255)
+        yield next(batches), normalize(pixels)
+
+
+def _loader(
+    dataset: EvalDataset, source: Source, workers: int, device: torch.device
+) -> DataLoader[Any]:
+    return DataLoader(
+        dataset,
+        batch_size=None,
+        num_workers=0 if source.uniform else workers,
+        pin_memory=device.type == "cuda",
+        worker_init_fn=ignore_signals,
+        generator=torch.Generator(),  # its base seed must not come from the global generator
+    )
+
+
 def _stream(
     network: nn.Module,
     source: Source,
@@ -176,14 +203,7 @@ def _stream(
     """Features batch by batch; images are decoded by the workers while the network computes."""
     layout = memory_format(network)
     prepared = EvalDataset(source, image_size, resize, batch_size, bicubic)
-    loader = DataLoader(
-        prepared,
-        batch_size=None,
-        num_workers=0 if source.uniform else workers,
-        pin_memory=device.type == "cuda",
-        worker_init_fn=ignore_signals,
-        generator=torch.Generator(),  # its base seed must not come from the global generator
-    )
+    loader = _loader(prepared, source, workers, device)
     own, aloud = sum(map(len, prepared.batches)), distributed.rank() == 0
     bar = progress("features", own, unit="pic", shown=aloud) if shown else nullcontext()
     with eval_mode(network), bar as moving:

@@ -32,24 +32,20 @@ def neighbor_stability(before: Int[Tensor, "n k"], now: Int[Tensor, "n k"]) -> f
 
 
 def collapse_warning(
-    *, agreement: float, rank: float, spread: float, dim: int, same_view: bool
+    *, rank: float, spread: float, dim: int, hint: str, agreement: float | None = None
 ) -> str | None:
-    """A warning with its likely cause when the embeddings have lost their variety, else None.
+    """A warning with its likely cause if the embeddings have lost their variety, else None.
 
     Two kinds: all embeddings are one (no spread), or the views are predicted perfectly while few of
     the `dim` directions are in use. Healthy runs agree less as long as their rank is low. The
-    positive control is `views.same_view`; its figures are in docs/log.md.
+    positive control is `method.same_view`; its measurements are in docs/experiments.md.
     """
-    constant, trivial = spread < 0.1, agreement > 0.95 and rank < min(16, dim / 4)
+    constant = spread < 0.1
+    trivial = agreement is not None and agreement > 0.95 and rank < min(16, dim / 4)
     if not constant and not trivial:
         return None
-    cause = (
-        "both encoders see the same view (views.same_view): give them different views"
-        if same_view
-        else "the views are too alike (views.online strong, smaller views.crop_area), the learning "
-        "rate is too high (halve train.lr), or the target too quick (raise method.momentum)"
-    )
+    agreed = "" if agreement is None else f"agreement {agreement:.2f}, "
     return (
-        f"collapse: the embeddings have lost their variety (agreement {agreement:.2f}, spread "
-        f"{spread:.2f}, effective rank {rank:.1f}); likely cause: {cause}"
+        f"collapse: the embeddings have lost their variety ({agreed}spread {spread:.2f}, "
+        f"effective rank {rank:.1f}); likely cause: {hint}"
     )

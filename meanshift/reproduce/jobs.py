@@ -19,7 +19,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from meanshift.config import HARMLESS, Config, differences
+from meanshift.config import RESUME_SAFE, Config, differences
 from meanshift.config.recipes import command_for
 from meanshift.runtime.progress import progress
 from meanshift.runtime.run_directory import exclusive_lock
@@ -86,7 +86,7 @@ class Job:
 
 def same(one: Config, other: Config) -> bool:
     """Whether two runs would be one: of the same images and settings, but for harmless ones."""
-    return not set(differences(one, other)) - (HARMLESS - {"data.source"})
+    return not set(differences(one, other)) - (RESUME_SAFE - {"data.source"})
 
 
 def find(

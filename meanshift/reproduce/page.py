@@ -86,7 +86,7 @@ def _card(whole: Reproduction) -> list[tuple[str, str]]:
     """What all runs share, and on what they ran."""
     base, config = whole.base, whole.base.config
     runs = [run for job in whole.jobs if (run := job.look()) is not None]
-    cut = f"held out: {config.data.held_out}; figures of: {base.split or 'the cut held out'}"
+    cut = f"held out: {config.data.validation}; figures of: {base.split or 'the cut held out'}"
     linear = " ".join(base.scale.linear) or "on views"
     return [
         ("scale", f"{base.name}: {base.scale.about}"),

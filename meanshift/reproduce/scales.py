@@ -13,7 +13,7 @@ from meanshift.data import open_source, train_and_validation
 from meanshift.reproduce.studies import STUDIES, Study
 
 _PAPER_STEP = {"method.same_image": "keep", "method.search_filled_only": False}
-_CUT = {"data.held_out": 0.1}  # settings are chosen on it, never on the test images
+_CUT = {"data.validation": 0.1}  # settings are chosen on it, never on the test images
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ SCALES = {
             "encoder.stem": "small-stride2",
             "train.epochs": 3,
             "train.batch_size": 128,
-            "train.warmup_epochs": 0,
+            "optim.warmup_epochs": 0,
             "train.monitor_every": 0,
         },
         (256, 2_048, 16_384),
@@ -74,7 +74,7 @@ SCALES = {
             "train.epochs": 1,
             "train.batch_size": 64,
             "train.snapshots": 2,
-            "train.probe_size": 100,
+            "train.snapshot_images": 100,
             "method.k_schedule": "constant",
             "method.bank_size": 1_024,
         },
@@ -107,15 +107,15 @@ class Base:
         elif scale.needs_data:
             raise ValueError(f"--scale {name}: say where the images are, with --data SOURCE")
         source = config.data.source
-        train, held = train_and_validation(source, config.data.held_out, seed=config.train.seed)
+        train, held = train_and_validation(source, config.data.validation, seed=config.train.seed)
         if held is None or not train.labeled or not held.labeled:
             raise ValueError(
                 f"{source}: nothing to judge by; reproduce needs labels and images to hold out: "
-                f"class folders, or a labels.csv, and --data.held_out 0.1"
+                f"class folders, or a labels.csv, and --data.validation 0.1"
             )
         splits = dict(open_source(source))
         judged = [part for part in ("test", "val") if part in splits and splits[part].labeled]
-        cut = isinstance(config.data.held_out, float)
+        cut = isinstance(config.data.validation, float)
         part = judged[0] if cut and judged else ""
         return Base(name, scale, config, len(train), len(train.classes), part)
 
@@ -157,7 +157,7 @@ class Base:
     def fingerprint(self, seed: int) -> str:
         """Of the images that a seed trains on."""
         data = self.config.data
-        return train_and_validation(data.source, data.held_out, seed=seed)[0].fingerprint()
+        return train_and_validation(data.source, data.validation, seed=seed)[0].fingerprint()
 
     def run(self, changes: Mapping[str, Any], seed: int) -> Config:
         """The configuration of one run."""

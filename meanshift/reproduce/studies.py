@@ -40,11 +40,11 @@ class Study:
 
 def _views(pair: str) -> dict[str, Any]:
     words = {"w": "weak", "s": "strong"}
-    return {"views.target": words[pair[0]], "views.online": words[pair[2]]}
+    return {"method.target_view": words[pair[0]], "method.online_view": words[pair[2]]}
 
 
 def _byol(pair: str) -> dict[str, Any]:
-    return {"method.name": "byol", "method.k": 1, **_views(pair)}
+    return {"method.name": "byol-asym", "method.k": 1, **_views(pair)}
 
 
 def _paper(linear: float, one: float, twenty: float) -> dict[str, float]:
@@ -142,7 +142,7 @@ def augmentation(_: Sequence[int]) -> Study:
 
 
 def same_view(_: Sequence[int]) -> Study:
-    same = {"views.same_view": True}
+    same = {"method.same_view": True}
     return Study(
         "One view for both encoders",
         [

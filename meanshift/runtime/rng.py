@@ -14,6 +14,11 @@ from torch import Tensor
 TARGET, ONLINE, ORDER, SPLIT, PROBE, REPLACEMENT, NETWORK, INITIAL, SHUFFLE = range(9)
 
 
+def view_stream(stream: int, copy: int) -> int:
+    """The stream of the n-th copy of a view; the first has the view's own."""
+    return stream if copy == 0 else 1000 * (stream + 1) + copy
+
+
 def bits(
     seed: int, epoch: int, ids: Int[Tensor, " n"], stream: int, count: int
 ) -> Int[Tensor, "n count"]:

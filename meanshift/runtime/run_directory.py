@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from meanshift.config import HARMLESS, Config, differences
+from meanshift.config import RESUME_SAFE, Config, differences
 
 if sys.platform != "win32":
     import fcntl
@@ -41,7 +41,7 @@ class RunDirectory:
         """Make or reopen the directory and say what the run is; refuse another run's directory."""
         if not self.writes:  # nor looks at what another is writing
             return self
-        self.refuse_other(config)
+        self.check_compatible(config)
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(self.folder / "config.json", config.to_json())
         for part in (self.checkpoints, self.snapshots, self.results):
@@ -53,7 +53,7 @@ class RunDirectory:
         write_text(here, json.dumps(now, indent=2) + "\n")
         return self
 
-    def refuse_other(self, config: Config) -> None:
+    def check_compatible(self, config: Config) -> None:
         """Refuse a directory that holds another run, or something else; nothing is written."""
         known, folder = self.folder / "config.json", self.folder
         if known.exists():
@@ -64,7 +64,7 @@ class RunDirectory:
             )
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Refuse a second run in the same directory, as long as this one goes on."""
         if not self.writes:
             yield
@@ -94,7 +94,7 @@ class RunDirectory:
         with (self.folder / name).open("a") as file:
             file.write(json.dumps(record) + "\n")
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Force the lines to the disk, so that a checkpoint never outlives what led to it."""
         for name in ("metrics.jsonl", "warnings.jsonl"):
             if self.writes and (self.folder / name).exists():
@@ -241,7 +241,9 @@ def _read_config(path: Path) -> Config:
 
 
 def _refuse_other_settings(folder: Path, old: Config, new: Config) -> None:
-    changed = {name: pair for name, pair in differences(old, new).items() if name not in HARMLESS}
+    changed = {
+        name: pair for name, pair in differences(old, new).items() if name not in RESUME_SAFE
+    }
     if changed:
         lines = "\n".join(
             f"  {name}: {was!r} there, {now!r} now" for name, (was, now) in changed.items()

@@ -29,7 +29,8 @@ def catch_signals(*, patience: float = 0.0) -> Iterator[list[int]]:
     a signal on that the whole group has had.
     """
     asked: list[int] = []
-    catch_signals, first = (signal.SIGINT, signal.SIGTERM), time.monotonic()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    first = time.monotonic()
 
     def ask(number: int, _: object) -> None:
         nonlocal first
@@ -42,12 +43,12 @@ def catch_signals(*, patience: float = 0.0) -> Iterator[list[int]]:
             signal.raise_signal(number)
 
     try:
-        before = [signal.signal(number, ask) for number in catch_signals]
+        before = [signal.signal(number, ask) for number in numbers]
     except ValueError:  # not the main thread: whoever owns it decides
         yield asked
         return
     try:
         yield asked
     finally:
-        for number, handler in zip(catch_signals, before, strict=True):
+        for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)

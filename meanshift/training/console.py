@@ -44,28 +44,29 @@ def _cells(figures: Mapping[str, float]) -> dict[str, str]:
 class Console:
     """Progress, the figures people ask for, and warnings that do not break the bar."""
 
-    def __init__(
-        self, schedule: Schedule, start: int, batch_size: int, *, shown: bool = True
-    ) -> None:
-        self.silent = not shown  # of several processes one speaks
-        self.total, self.start, self.done, self.batch_size = (
-            schedule.total,
-            start,
-            start,
-            batch_size,
-        )
-        self.epochs, self.shown = schedule.config.train.epochs, dict[str, float]()
+    def __init__(self, schedule: Schedule, batch_size: int, *, shown: bool = True) -> None:
+        self.total = schedule.total
+        self.epochs = schedule.config.train.epochs
+        self.batch_size = batch_size
+        self.silent = not shown  # of several processes one prints
+        self.shown: dict[str, float] = {}
+        self.bar: tqdm[Any]
+
+    def start(self, step: int) -> None:
+        """Begin at a step: speed and remaining time count from here."""
+        self.first = self.done = self.lap = step
         self.began = self.lapped = time.perf_counter()
-        self.lap = start
         self.bar = tqdm(
-            total=self.total * batch_size,
-            initial=start * batch_size,
-            unit="pic",
+            total=self.total * self.batch_size,
+            initial=step * self.batch_size,
+            unit="img",
             unit_scale=True,
             disable=self.silent or not sys.stderr.isatty(),
             dynamic_ncols=True,
             desc="pretrain",
         )
+        if 0 < step < self.total:
+            self.print(f"continues after step {step} of {self.total}")
 
     def __enter__(self) -> Console:
         return self
@@ -73,10 +74,10 @@ class Console:
     def __exit__(self, *_: object) -> None:
         self.bar.close()
 
-    def say(self, text: str) -> None:
-        if self.silent:
-            return
-        self.bar.write(text, file=sys.stderr)
+    def print(self, text: str) -> None:
+        """A line above the bar; nothing for an empty text."""
+        if text and not self.silent:
+            self.bar.write(text, file=sys.stderr)
 
     def step(self) -> None:
         self.done += 1
@@ -99,8 +100,8 @@ class Console:
 
     def end_epoch(self, epoch: int) -> None:
         if self.bar.disable:
-            spent, steps = time.perf_counter() - self.began, self.done - self.start
+            spent, steps = time.perf_counter() - self.began, self.done - self.first
             left = tqdm.format_interval(spent / steps * (self.total - self.done))
             figures = "  ".join(f"{name} {value:.3f}" for name, value in self.shown.items())
             rate = steps * self.batch_size / spent
-            self.say(f"epoch {epoch}/{self.epochs}  {figures}  {rate:.0f} images/s  {left} left")
+            self.print(f"epoch {epoch}/{self.epochs}  {figures}  {rate:.0f} images/s  {left} left")

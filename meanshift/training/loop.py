@@ -1,40 +1,25 @@
-"""One straight loop from a config to a finished run directory."""
+"""The training loop: from a config to a finished run directory."""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import nn
 
 from meanshift.config import Config
-from meanshift.data import train_and_validation
-from meanshift.data.loader import batches, steps_per_epoch
-from meanshift.methods import MeanShift, build
-from meanshift.models.encoder import Encoder, memory_format
-from meanshift.models.sync_batch_norm import convert_sync_batch_norm
+from meanshift.methods import Batch, StepOutput
+from meanshift.models.features import evaluation_batches
 from meanshift.ops import collapse
-from meanshift.runtime import checkpoint, distributed, rng, signals
-from meanshift.runtime.device import autocast, pick_device, pick_precision
-from meanshift.runtime.run_directory import RunDirectory
-from meanshift.training import resume
-from meanshift.training.console import Console
-from meanshift.training.metrics import BadFiles, MetricAverages
-from meanshift.training.optim import Schedule, build_optimizer
+from meanshift.runtime import distributed, signals
+from meanshift.runtime.device import pick_device
+from meanshift.training.session import MakeMonitor, Session, open_session
 from meanshift.training.snapshot import snapshot_epochs, take_snapshot
-from meanshift.transforms.augment import TwoViews
-
-Monitor = Callable[[nn.Module], dict[str, float]]
-"""Judges the online backbone while it trains: the network in, named figures out."""
+from meanshift.training.step import TrainStep
 
 
-def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None) -> Path:
-    """Train or continue the run in `out`; the same config gives the same bits, however interrupted.
+def pretrain(config: Config, out: Path | str, *, monitor: MakeMonitor | None = None) -> Path:
+    """Train, or continue, the run in `out`; however interrupted, the same config gives the same bits.
 
     Under `torchrun` all processes work on it together, each on its part of every batch.
 
@@ -42,249 +27,125 @@ def pretrain(config: Config, out: Path | str, *, monitor: Monitor | None = None)
     >>> pretrain(recipe("small").with_overrides({"data.source": "photos"}), "runs/photos")
     """
     device = distributed.local_device(pick_device(config.train.device))
-    journal = RunDirectory(Path(out), writes=distributed.rank() == 0)
-    with distributed.process_group(device, timeout=config.train.timeout), ExitStack() as held:
-        return _pretrain(config, journal, device, monitor, held)
+    with (
+        distributed.process_group(device, timeout=config.train.timeout),
+        open_session(config, Path(out), device, monitor) as session,
+    ):
+        train(session)
+    return session.run_directory.folder
 
 
-def _pretrain(
-    config: Config,
-    journal: RunDirectory,
-    device: torch.device,
-    monitor: Monitor | None,
-    held: ExitStack,
-) -> Path:
-    train, world = config.train, distributed.world_size()
-    with distributed.fail_together():
-        _refuse_small_shares(train.batch_size)
-        journal.refuse_other(config)
-        source, _ = train_and_validation(config.data.source, config.data.held_out, seed=train.seed)
-        precision = pick_precision(train.precision, device)
-        method = build_method(config).to(device).train()
-        if train.batch_norm == "sync":
-            convert_sync_batch_norm(method, device)
-        backbone, layout = method.online.get_submodule("backbone"), memory_format(method)
-        method.to(memory_format=layout)
-        optimizer = build_optimizer(train, method)
-        scaler = torch.amp.GradScaler(device.type, enabled=precision == torch.float16)
-        schedule = Schedule(config, steps=steps_per_epoch(source, train.batch_size))
-        two_views = TwoViews(config.views, train.seed, config.data.image_size)
-        moments = snapshot_epochs(train.epochs, train.snapshots)
-        fingerprint = source.fingerprint()
-    resume.refuse_different(journal, "images", fingerprint)
-    with distributed.fail_together():
-        held.enter_context(journal.alone())
-        state, unreadable = checkpoint.latest(journal.checkpoints)
-        if state is not None:  # before a word is written: what is refused stays as it was
-            resume.refuse_other_images(journal, state["source"], fingerprint, len(source))
-    resume.refuse_different(journal, "checkpoints", -1 if state is None else state["step"])
+def train(session: Session) -> None:
+    """Take the steps that are left, with everything that happens between them."""
+    state, schedule, console = session.state, session.schedule, session.console
+    train_step = TrainStep(session)
+    if state.step == 0:
+        observe(session, 0, evaluate=session.config.train.monitor_every > 0)
+    with (
+        signals.catch_signals(patience=_signal_patience()) as received,
+        console,
+        closing(session.batches()) as batches,
+    ):
+        save_pending = False
+        for images in batches:
+            now = schedule.progress(images.step)
+            epoch, epoch_ends = now.epoch + 1, (now.step + 1) % schedule.steps_per_epoch == 0
+            if now.step % schedule.steps_per_epoch == 0:
+                session.method.begin_epoch(now, lambda: _passes(session))
+            scheduled = {"lr": schedule.set_lr(state.optimizer, now.step)}
+            scheduled |= session.method.set_progress(now)
 
-    # Begin the run, or continue it from its newest whole checkpoint.
-    machine = {
-        "device": device.type,
-        "precision": str(precision),
-        "threads": torch.get_num_threads(),
-        "processes": world,
-    } | ({"compiled": True} if train.compile else {})
-    about = {"source": fingerprint, "images": len(source), "steps": schedule.total}
-    tally, bad, start = MetricAverages(), BadFiles(config.data.bad_share, len(source)), 0
-    noted = list[tuple[str, str]]()
-    with distributed.fail_together():
-        journal.begin(config, extra={**machine, **about})
-        if state is not None:
-            resume.load(method, state, journal)
-            optimizer.load_state_dict(state["optimizer"])
-            scaler.load_state_dict(state["scaler"])
-            tally.load(state.get("tally", []))
-            bad.known, start = dict(state["bad"]), state["step"]
-            noted = [("checkpoint", f"{wrong}; going back to step {start}") for wrong in unreadable]
-            was = {"processes": 1, **state["machine"]}
-            if was != machine and start < schedule.total:
-                noted += [("machine", resume.describe_change(was, machine))]
-        journal.rewind(start if state is not None else -1)
-    del state  # as large as what was made of it
-    console = Console(schedule, start, train.batch_size, shown=journal.writes)
-    for kind, message in noted:
-        console.say(f"warning: {message}")
-        journal.warn(start, kind, message)
-    alarmed = any(warning["kind"] == "collapse" for warning in journal.read("warnings.jsonl"))
-    events = _tensorboard(journal, start) if train.tensorboard and journal.writes else None
-    if train.compile:
-        method.online.compile()
-        method.target.compile()
-    stepping = distributed.data_parallel(method, functools.partial(_warm_up, config, device))
+            output = train_step(images, now)
 
-    def record(kind: str, step: int, epoch: int, figures: dict[str, Any]) -> None:
-        journal.append("metrics.jsonl", {"kind": kind, "step": step, "epoch": epoch, **figures})
-        if events is not None:
-            for name, value in figures.items():
-                events.add_scalar(f"{kind}/{name}", value, step)
-
-    def look(step: int, epoch: int, *, monitored: bool) -> None:
-        """Judge the weights as they are, and keep the moment where it is one to keep."""
-        distributed.broadcast(_statistics(method))
-        if monitored and monitor is not None:
-            judged = monitor(backbone)
-            record("monitor", step, epoch, judged)
-            console.show(judged)
-        if epoch in moments:
-            told = take_snapshot(journal, method, source, config, epoch, precision)
-            record("snapshot", step, epoch, told)
-
-    def save(step: int) -> None:
-        journal.settle()
-        resume.save(
-            journal,
-            {
-                "step": step,
-                "config": config.to_dict(),
-                "source": fingerprint,
-                "machine": machine,
-                "optimizer": optimizer.state_dict(),
-                "scaler": scaler.state_dict(),
-                "tally": tally.of_all(),
-                "bad": list(bad.known.items()),
-            },
-            method,
-            keep_steps=train.keep_every * schedule.steps,
-        )
-
-    if start == 0:
-        look(0, 0, monitored=train.monitor_every > 0)
-    if 0 < start < schedule.total:
-        console.say(f"continues after step {start} of {schedule.total}")
-    feed = batches(
-        source,
-        two_views.crop,
-        batch_size=train.batch_size,
-        seed=train.seed,
-        start=start,
-        stop=schedule.total,
-        workers=config.data.workers,
-        pin_memory=device.type == "cuda",
-    )
-    patience = 5.0 if world > 1 else 2.0  # a launcher may hand on a signal that the run has had
-    with signals.catch_signals(patience=patience) as asked, console, closing(feed):
-        for batch in feed:
-            step, done, epoch = batch.step, batch.step + 1, batch.epoch + 1
-            epoch_ends = done % schedule.steps == 0
-            optimizer.param_groups[0]["lr"] = schedule.lr(step)
-            method.k, method.momentum = schedule.k(step), schedule.momentum(step)
-            if train.batch_norm == "shuffle":
-                method.shuffle = rng.derive_seed(train.seed, step, rng.SHUFFLE)
-            dropout = rng.derive_seed(train.seed, step, rng.NETWORK)
-            torch.manual_seed(dropout + distributed.rank())
-
-            batch = batch.to(device)
-            target_view, online_view = two_views.finish(batch.images, batch.epoch, batch.ids)
-            with autocast(device, precision):
-                told = stepping(
-                    online_view.contiguous(memory_format=layout),
-                    target_view.contiguous(memory_format=layout),
-                    ids=batch.ids.to(device, non_blocking=True),
-                    labels=batch.labels,
-                )
-            optimizer.zero_grad(set_to_none=True)
-            share = len(batch.ids) * world / train.batch_size  # gradients are means over processes
-            scaler.scale(told.loss * share).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            method.after_update()
-            tally.add(told, batch.labels)
+            state.step += 1
+            state.averages.add(output)
             console.step()
-
-            stop, unread = distributed.all_max(*asked[:1] or [0], len(batch.bad))
+            stop, unread = distributed.all_max(*received[:1] or [0], len(images.bad))
             if unread:
-                bad.count(distributed.all_gather_list(batch.bad), done, journal, console)
-            if done % train.log_every == 0 or epoch_ends:
-                figures = {"lr": schedule.lr(step), "k": method.k, "momentum": method.momentum}
-                figures |= tally.means()
-                _refuse_nonsense(figures["loss"], done, train.lr)
-                if "purity" in figures:  # as the authors' program counts it, beside the paper's
-                    others = (method.k - 1) * figures["purity"]
-                    figures["purity_with_self"] = (1 + others) / method.k
-                embeddings = distributed.all_gather_rows(told.embeddings)
-                figures["effective_rank"] = collapse.effective_rank(embeddings)
-                figures["spread"] = collapse.spread(embeddings)
-                record("train", done, epoch, figures | console.speed())
-                console.show(figures)
-                alarm = collapse.collapse_warning(
-                    agreement=figures["agreement"],
-                    rank=figures["effective_rank"],
-                    spread=figures["spread"],
-                    dim=method.dim,
-                    same_view=config.views.same_view,
-                )
-                if alarm and not alarmed:
-                    alarmed = True
-                    console.say(f"warning: {alarm}")
-                    journal.warn(done, "collapse", alarm)
+                report_bad_files(session, images.bad)
+            if state.step % session.config.train.log_every == 0 or epoch_ends:
+                log_metrics(session, epoch, scheduled, output)
             if epoch_ends:
-                look(done, epoch, monitored=_due(epoch, train.monitor_every, train.epochs))
+                due = schedule.is_due(epoch, session.config.train.monitor_every)
+                observe(session, epoch, evaluate=due)
                 console.end_epoch(epoch)
-            keep = epoch_ends and _due(epoch, train.keep_every, train.epochs)
-            if keep or stop or _save_due(done, train.save_every * schedule.steps):
-                save(done)
-            if stop and done < schedule.total:
-                distributed.barrier()  # a launcher ends the rest when the first leaves
-                raise signals.Stopped(stop, done)
-        bad.report(console)
-        if events is not None:
-            events.close()
-    return journal.folder
+            keep = epoch_ends and schedule.is_due(epoch, session.config.train.keep_every)
+            save_pending |= keep or bool(stop) or schedule.save_due(state.step)
+            if save_pending and schedule.updates_after(now.step):  # no gradient is pending
+                session.save()
+                save_pending = False
+                if stop and state.step < schedule.total:
+                    distributed.barrier()  # a launcher ends the rest when the first leaves
+                    raise signals.Stopped(stop, state.step)
+        console.print(state.bad_files.summary())
+        session.trackers.close()
 
 
-def build_method(config: Config) -> MeanShift:
-    """The method of a config with the initial weights that its seed gives."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rng.derive_seed(config.train.seed, 0, rng.INITIAL))
-        encoder = Encoder(config.encoder, dim=config.method.dim, image_size=config.data.image_size)
-        return build(config.method, encoder, seed=config.train.seed)
+def observe(session: Session, epoch: int, *, evaluate: bool) -> None:
+    """Evaluate the weights as they are, and take a snapshot where one is due."""
+    local = tuple(f"{name}." for name in session.method.process_local())
+    distributed.broadcast(
+        buffer for name, buffer in session.method.named_buffers() if not name.startswith(local)
+    )
+    if evaluate and session.monitor is not None:
+        metrics = session.monitor(session.backbone)
+        session.log("monitor", epoch, metrics)
+        session.console.show(metrics)
+    train_settings = session.config.train
+    if epoch in snapshot_epochs(train_settings.epochs, train_settings.snapshots):
+        session.log("snapshot", epoch, take_snapshot(session, epoch))
 
 
-def _due(epoch: int, every: int, last: int) -> bool:
-    return epoch == last or bool(every and epoch % every == 0)
-
-
-def _save_due(done: int, every: float) -> bool:
-    """Whether a multiple of `every` steps (which may be a fraction) was passed just now."""
-    return math.floor(done / every + 1e-9) > math.floor((done - 1) / every + 1e-9)
-
-
-def _refuse_nonsense(loss: float, step: int, lr: float) -> None:
-    if not math.isfinite(loss):
+def log_metrics(
+    session: Session, epoch: int, scheduled: dict[str, float], output: StepOutput
+) -> None:
+    """Write the averages since the last line; stop on a loss that is no number."""
+    metrics = scheduled | session.state.averages.compute()
+    if not math.isfinite(metrics["loss"]):
         raise distributed.SharedError(
-            f"the loss is {loss} at step {step}: the run cannot go on; "
-            f"begin another with a lower --train.lr than {lr:g}"
+            f"the loss is {metrics['loss']} at step {session.state.step}: the run cannot go on; "
+            f"begin another with a lower --optim.lr than {session.config.optim.lr:g}"
         )
+    embeddings = distributed.all_gather_rows(output.embeddings)
+    metrics["effective_rank"] = collapse.effective_rank(embeddings)
+    metrics["spread"] = collapse.spread(embeddings)
+    session.log("train", epoch, metrics | session.console.speed())
+    session.console.show(metrics)
+    warning = collapse.collapse_warning(
+        agreement=metrics.get("agreement"),
+        rank=metrics["effective_rank"],
+        spread=metrics["spread"],
+        dim=embeddings.shape[1],
+        hint=session.method.collapse_hint(),
+    )
+    if warning and not session.collapsed:
+        session.collapsed = True
+        session.warn("collapse", warning)
 
 
-def _refuse_small_shares(batch_size: int) -> None:
-    world = distributed.world_size()
-    if world > 1 and batch_size < 2 * world:
-        raise ValueError(
-            f"train.batch_size: got {batch_size} for {world} processes, need at least 2 images "
-            f"each: --train.batch_size {2 * world} or more, or fewer processes"
-        )
+def report_bad_files(session: Session, found: list[tuple[str, str]]) -> None:
+    """Report images that could not be read, once each; too many end the run."""
+    bad_files = session.state.bad_files
+    for title, reason in bad_files.add(distributed.all_gather_list(found)):
+        message = f"{title} cannot be read ({reason}); replaced by another image"
+        session.console.print(f"warning: {message}")
+        session.run_directory.warn(session.state.step, "bad image", reason, file=title)
+    bad_files.check()
 
 
-def _statistics(method: MeanShift) -> Iterator[torch.Tensor]:
-    """The running figures of batch norm, of which each process has its own unless it is `sync`."""
-    return (held for name, held in method.named_buffers() if not resume.in_bank(name))
+def _passes(session: Session) -> Iterator[Batch]:
+    """The training data once, in evaluation views and in order."""
+    batches = evaluation_batches(
+        session.source,
+        image_size=session.config.data.image_size,
+        device=session.device,
+        workers=session.config.data.workers,
+    )
+    for ids, images in batches:
+        labels = session.source.labels
+        yield Batch((images,), ids, None if labels is None else labels[ids])
 
 
-def _warm_up(config: Config, device: torch.device, stepping: nn.Module) -> torch.Tensor:
-    """The loss of two black images; nothing is remembered in eval mode."""
-    black = torch.zeros(2, 3, config.data.image_size, config.data.image_size, device=device)
-    loss: torch.Tensor = stepping(black, black, ids=torch.arange(2, device=device)).loss
-    return loss
-
-
-def _tensorboard(journal: RunDirectory, start: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ValueError(
-            "train.tensorboard needs TensorBoard; type: pip install 'meanshift[tensorboard]'"
-        ) from None
-    return SummaryWriter(journal.folder / "tensorboard", purge_step=start + 1)
+def _signal_patience() -> float:
+    """Seconds in which a second signal is the first one again: launchers pass signals on."""
+    return 5.0 if distributed.world_size() > 1 else 2.0

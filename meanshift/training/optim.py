@@ -1,4 +1,4 @@
-"""Parameter groups, the optimizer, and every schedule as a function of the step."""
+"""The optimizer and the learning rate schedule as a function of the step."""
 
 from __future__ import annotations
 
@@ -6,52 +6,63 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
-from meanshift import config
+from meanshift.config import Config, Optim
+from meanshift.methods import Method, Progress
 
 
-def build_optimizer(settings: config.Train, model: nn.Module) -> torch.optim.SGD:
-    """SGD over everything that learns; as in the authors' program weight decay spares nothing."""
-    learning = [p for p in model.parameters() if p.requires_grad]
+def build_optimizer(settings: Optim, method: Method) -> torch.optim.Optimizer:
+    """SGD over the method's parameter groups; like the authors', weight decay spares nothing."""
+    groups = [{"lr_scale": 1.0, "scheduled": True, **group} for group in method.parameter_groups()]
     return torch.optim.SGD(
-        learning, settings.lr, momentum=settings.sgd_momentum, weight_decay=settings.weight_decay
+        groups, settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
     )
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What changes during a run, by step; `steps` is the number of steps in an epoch."""
+    """What changes during a run, by step."""
 
-    config: config.Config
-    steps: int
+    config: Config
+    steps_per_epoch: int
 
     @property
     def total(self) -> int:
-        return self.config.train.epochs * self.steps
+        """Steps of the whole run."""
+        return self.config.train.epochs * self.steps_per_epoch
+
+    def progress(self, step: int) -> Progress:
+        return Progress(step, self.steps_per_epoch, self.config.train.epochs)
 
     def lr(self, step: int) -> float:
         """Cosine from lr to 0, lr/2 (1 + cos(pi e/E)) with e from 0, by epoch or by step."""
-        train, by_step = self.config.train, self.config.train.lr_schedule == "step"
-        unit = 1 if by_step else self.steps  # the rate changes once a step or once an epoch
+        optim = self.config.optim
+        by_step = optim.schedule == "step"
+        unit = 1 if by_step else self.steps_per_epoch  # the rate changes once a step or an epoch
         now, total = step // unit, self.total // unit
-        warm = min(train.warmup_epochs, train.epochs - 1) * (self.steps if by_step else 1)
-        if now < warm:
-            return train.lr * (now + 1) / (warm + 1)
-        return train.lr / 2 * (1 + math.cos(math.pi * (now - warm) / (total - warm)))
+        warmup = min(optim.warmup_epochs, self.config.train.epochs - 1)
+        warmup *= self.steps_per_epoch if by_step else 1
+        if now < warmup:
+            return optim.lr * (now + 1) / (warmup + 1)
+        return optim.lr / 2 * (1 + math.cos(math.pi * (now - warmup) / (total - warmup)))
 
-    def k(self, step: int) -> int:
-        """Neighbors: constant, or from `k_start` to `k` in equal stretches of epochs."""
-        method = self.config.method
-        if method.k_schedule == "constant":
-            return method.k
-        values = method.k - method.k_start + 1
-        return method.k_start + values * (step // self.steps) // self.config.train.epochs
+    def set_lr(self, optimizer: torch.optim.Optimizer, step: int) -> float:
+        """Set the learning rate of every parameter group, and return the scheduled one."""
+        lr = self.lr(step)
+        for group in optimizer.param_groups:
+            base = lr if group["scheduled"] else self.config.optim.lr
+            group["lr"] = base * group["lr_scale"]
+        return lr
 
-    def momentum(self, step: int) -> float:
-        """Share of itself that the target keeps: constant, or along a cosine to 1 (BYOL's)."""
-        method = self.config.method
-        if method.momentum_schedule == "constant":
-            return method.momentum
-        rest = (1 + math.cos(math.pi * step / self.total)) / 2
-        return 1 - (1 - method.momentum) * rest
+    def updates_after(self, step: int) -> bool:
+        """Whether the optimizer takes its gradients after this step (see `optim.accumulate`)."""
+        return (step + 1) % self.config.optim.accumulate == 0 or step + 1 == self.total
+
+    def is_due(self, epoch: int, every: int) -> bool:
+        """Whether something that happens every so many epochs happens after this one."""
+        return epoch == self.config.train.epochs or bool(every and epoch % every == 0)
+
+    def save_due(self, done: int) -> bool:
+        """Whether a multiple of `train.save_every` epochs was passed by the last step."""
+        every = self.config.train.save_every * self.steps_per_epoch
+        return math.floor(done / every + 1e-9) > math.floor((done - 1) / every + 1e-9)

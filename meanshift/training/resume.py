@@ -1,63 +1,111 @@
-"""What a run saves and takes up again, whatever the number of processes before and after."""
+"""What a run saves and restores, with any number of processes before and after."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
-from meanshift.methods import MeanShift
+import torch
+
+from meanshift.data.bad_files import BadFiles
+from meanshift.methods import Method
 from meanshift.runtime import checkpoint, distributed
 from meanshift.runtime.run_directory import RunDirectory
+from meanshift.training.metrics import MetricAverages
+
+
+@dataclass
+class TrainState:
+    """Everything that the next step depends on."""
+
+    method: Method
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    bad_files: BadFiles
+    averages: MetricAverages = field(default_factory=MetricAverages)
+    step: int = 0
+    """steps taken so far"""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values and tensors; all processes call it together."""
+        left_out = self.method.not_saved()
+        return {
+            "step": self.step,
+            "method": {
+                name: value
+                for name, value in self.method.state_dict().items()
+                if not (left_out and name.startswith(left_out))
+            },
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "metrics": self.averages.state_dict(),
+            "bad_files": list(self.bad_files.reasons.items()),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Values that the state does not contain (`Method.not_saved`) stay as they are."""
+        self.step = state["step"]
+        self.method.load_state_dict({**self.method.state_dict(), **state["method"]})
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.averages.load_state_dict(state["metrics"])
+        self.bad_files.reasons = dict(state["bad_files"])
 
 
 def save(
-    journal: RunDirectory, state: dict[str, Any], method: MeanShift, *, keep_steps: int = 0
+    run_directory: RunDirectory, state: TrainState, about: dict[str, Any], *, keep_steps: int = 0
 ) -> None:
-    """Write the state of a step, once; of a bank in parts each process writes its own."""
-    bank, step, world = method.bank, state["step"], distributed.world_size()
-    state["method"] = method.state_dict()
-    if bank is not None and bank.sharded:
-        with distributed.fail_together():  # all parts are there before the file that needs them
-            checkpoint.save_part(journal.checkpoints, step, distributed.rank(), world, bank.part())
-        state["parts"] = world
-        state["method"] = {n: held for n, held in state["method"].items() if not in_bank(n)}
-    if journal.writes:
-        checkpoint.save(journal.checkpoints, state, keep_steps=keep_steps)
+    """Write a checkpoint; of a sharded memory bank each process writes its own part."""
+    values = {**state.state_dict(), **about}
+    sharded = {name: bank for name, bank in state.method.process_local().items() if bank.sharded}
+    if sharded:
+        world = distributed.world_size()
+        parts = {name: bank.part() for name, bank in sharded.items()}
+        with distributed.fail_together():  # all parts exist before the file that needs them
+            checkpoint.save_part(
+                run_directory.checkpoints, state.step, distributed.rank(), world, parts
+            )
+        in_parts = tuple(
+            f"{name}.{buffer}" for name, bank in sharded.items() for buffer in bank.SPLIT
+        )
+        values["method"] = {n: v for n, v in values["method"].items() if n not in in_parts}
+        values["parts"] = world
+    if run_directory.writes:
+        checkpoint.save(run_directory.checkpoints, values, keep_steps=keep_steps)
 
 
-def load(method: MeanShift, state: dict[str, Any], journal: RunDirectory) -> None:
-    """Weights and bank, from whatever number of processes they were saved."""
-    held = dict(state["method"])
-    if "parts" in state:
-        held |= {name: own for name, own in method.state_dict().items() if in_bank(name)}
-    method.load_state_dict(held)
-    for part in checkpoint.parts(journal.checkpoints, state):
-        assert method.bank is not None
-        method.bank.put(part)
+def load(run_directory: RunDirectory, state: TrainState, values: dict[str, Any]) -> None:
+    """Restore a checkpoint, whatever number of processes wrote it."""
+    state.load_state_dict(values)
+    banks = state.method.process_local()
+    for parts in checkpoint.parts(run_directory.checkpoints, values):
+        for name, bank in banks.items():
+            bank.put(parts[name])
 
 
-def in_bank(name: str) -> bool:
-    return name in ("bank.rows", "bank.ids", "bank.labels")
-
-
-def refuse_different(journal: RunDirectory, what: str, own: str | int) -> None:
+def check_same_in_all(run_directory: RunDirectory, what: str, own: str | int) -> None:
     """Processes on several machines must see the same images and the same run."""
     seen = distributed.all_gather_list([own])
     if len(set(seen)) > 1:
-        other = next(r for r, one in enumerate(seen) if one != seen[0])
+        other = next(rank for rank, value in enumerate(seen) if value != seen[0])
         raise distributed.SharedError(
-            f"{journal.folder}: process {other} sees other {what} than process 0; need the "
+            f"{run_directory.folder}: process {other} sees other {what} than process 0; need the "
             f"images and the run on disks that all of them share"
         )
 
 
-def refuse_other_images(journal: RunDirectory, was: str, now: str, size: int) -> None:
-    if was != now:
+def check_same_images(run_directory: RunDirectory, before: str, now: str, size: int) -> None:
+    """A run continues only on the images that it began with."""
+    if before != now:
         raise ValueError(
-            f"{journal.folder}: was trained on other images than the {size} that are there now "
-            f"(fingerprint {was}, now {now}); restore them or choose another --out"
+            f"{run_directory.folder}: was trained on other images than the {size} that are there "
+            f"now (fingerprint {before}, now {now}); restore them or choose another --out"
         )
 
 
-def describe_change(was: dict[str, Any], now: dict[str, Any]) -> str:
-    then, here = (", ".join(f"{name} {value}" for name, value in m.items()) for m in (was, now))
+def describe_change(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """The warning about a run that continues on another machine."""
+    then, here = (
+        ", ".join(f"{name} {value}" for name, value in machine.items()) for machine in (before, now)
+    )
     return f"continues with {here} after {then}: not bit for bit the same"

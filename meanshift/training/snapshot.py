@@ -1,121 +1,118 @@
-"""Moments of a run kept for figures: features of a probe, weights of the backbone, in float16."""
+"""Snapshots for figures: features of fixed images and the weights of the backbone, in float16."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
-from meanshift.config import Config
-from meanshift.data import Source, UnreadableSample
-from meanshift.methods import MeanShift
+from meanshift.config import ViewSpec
+from meanshift.data import UnreadableSample
+from meanshift.methods import Batch
 from meanshift.models.features import eval_mode, extract_features
 from meanshift.ops import collapse
 from meanshift.ops.topk import nearest_neighbors
 from meanshift.runtime import checkpoint, distributed, rng
-from meanshift.runtime.run_directory import RunDirectory
+from meanshift.transforms.augment import MultiViewTransform
 from meanshift.transforms.replay import replay_views
+
+if TYPE_CHECKING:
+    from meanshift.training.session import Session
+
+NEIGHBORS = 10
+"""nearest images by which the stability between snapshots is measured"""
 
 
 def snapshot_epochs(epochs: int, count: int) -> set[int]:
-    """Moments to keep: 0, the last, and the rest between with the early ones denser."""
+    """When to take snapshots: at 0, at the end, and between with the early ones denser."""
     if count < 2:
         return {epochs} if count else set()
     return {round(epochs * (i / (count - 1)) ** 2) for i in range(count)}
 
 
-def take_snapshot(
-    journal: RunDirectory,
-    method: MeanShift,
-    source: Source,
-    config: Config,
-    epoch: int,
-    precision: torch.dtype,
-) -> dict[str, float]:
-    """Write a moment and return what it tells: rank of the features, neighbors that stayed."""
-    encoder = method.online
-    backbone, projector = encoder.get_submodule("backbone"), encoder.get_submodule("projector")
-    device = next(encoder.parameters()).device
-    indices = rng.choice(config.train.seed, len(source), config.train.probe_size, rng.PROBE)
-    bad: dict[int, UnreadableSample] = {}  # they are warned of where they are met in training
+def take_snapshot(session: Session, epoch: int) -> dict[str, float]:
+    """Write a snapshot and return its metrics: rank of the features, neighbors that stayed."""
+    indices, features = _features(session)
+    projector = session.method.online.get_submodule("projector")
+    with torch.no_grad(), eval_mode(projector):
+        embeddings = projector(features.to(session.device)).cpu()
+    features = features.half()
+    weights = {
+        name: value.half() if value.is_floating_point() else value
+        for name, value in session.backbone.state_dict().items()
+    }
+    folder = session.run_directory.snapshots
+    path = folder / f"epoch-{epoch:04d}.pt"
+    earlier = [file for file in sorted(folder.glob("epoch-*.pt")) if file < path]
+    if session.run_directory.writes:
+        content = {
+            "format": checkpoint.FORMAT,
+            "epoch": epoch,
+            "indices": indices,
+            "features": features,
+            "embeddings": embeddings.half(),
+            "weights": weights,
+        }
+        checkpoint.write(path, content)
+    metrics = {"feature_rank": collapse.effective_rank(features)}
+    with torch.no_grad(), eval_mode(session.method):  # the bank is searched and not written
+        metrics |= session.method.snapshot_metrics(
+            session.config.views, _labeled_batches(session, indices, epoch)
+        )
+    if earlier:
+        before = checkpoint.read(earlier[-1])
+        if torch.equal(before["indices"], indices):
+            metrics["neighbors_kept"] = collapse.neighbor_stability(
+                _neighbors(before["features"]), _neighbors(features)
+            )
+    return metrics
+
+
+def _features(session: Session) -> tuple[Int[Tensor, " n"], Tensor]:
+    """The snapshot images that can be read, and their features."""
+    config, source = session.config, session.source
+    indices = rng.choice(config.train.seed, len(source), config.train.snapshot_images, rng.PROBE)
+    bad: dict[int, UnreadableSample] = {}  # training reports them when it meets them
     features = extract_features(
-        backbone,
+        session.backbone,
         source.take(indices),
         image_size=config.data.image_size,
-        device=device,
-        precision=precision,
+        device=session.device,
+        precision=session.precision,
         bad=bad,
     )
     if bad and len(bad) < len(indices):
         readable = [row for row in range(len(indices)) if row not in bad]
-        features, indices = features[readable], indices[readable]
-    with torch.no_grad(), eval_mode(projector):
-        embeddings = projector(features.to(device)).cpu()
-    features = features.half()
-    whole = backbone.state_dict()
-    weights = {name: w.half() if w.is_floating_point() else w for name, w in whole.items()}
-    path = journal.snapshots / f"epoch-{epoch:04d}.pt"
-    moment = {"format": checkpoint.FORMAT, "epoch": epoch, "indices": indices}
-    earlier = [old for old in sorted(journal.snapshots.glob("epoch-*.pt")) if old < path]
-    if journal.writes:
-        checkpoint.write(
-            path,
-            {
-                **moment,
-                "features": features,
-                "embeddings": embeddings.half(),
-                "weights": weights,
-            },
-        )
-    told = {"feature_rank": collapse.effective_rank(features)}
-    told |= _purity_of_views(method, source, indices, config, epoch, device)
-    if earlier:
-        before = checkpoint.read(earlier[-1])
-        if torch.equal(before["indices"], indices):
-            was = _neighbors(before["features"])
-            told["neighbors_kept"] = collapse.neighbor_stability(was, _neighbors(features))
-    return told
+        indices, features = indices[readable], features[readable]
+    return indices, features
 
 
-@torch.no_grad()
-def _purity_of_views(
-    method: MeanShift,
-    source: Source,
-    indices: Tensor,
-    config: Config,
-    epoch: int,
-    device: torch.device,
-) -> dict[str, float]:
-    """The target's purity in the bank as it is, by weak and by strong views of the probe.
+def _labeled_batches(
+    session: Session, indices: Tensor, epoch: int
+) -> Callable[[Sequence[ViewSpec]], Iterator[Batch]]:
+    """The labeled images among these in any views: each process its part, in as many batches."""
+    source, config = session.source, session.config
 
-    Several processes share the probe, and search a bank in parts together: in as many turns each.
-    """
-    bank = method.bank
-    if bank is None or bank.filled < method.k or method.k < 2 or not source.labeled:
-        return {}
-    assert source.labels is not None
-    both = replace(config.views, target="weak", online="strong", same_view=False)
-    config = replace(config, views=both)
-    sums = torch.zeros(3, dtype=torch.float64)  # of weak views, of strong ones, with a label
-    own = indices[source.labels[indices] >= 0]
-    turns = -(-len(own) // (256 * distributed.world_size()))
-    own = own[slice(*distributed.shard_range(len(own)))]
-    with eval_mode(method):  # so the bank is searched and not written
-        for ids in own.tensor_split(max(1, turns)):
-            drawn = replay_views(source, ids, epoch=epoch, config=config)
-            labels = source.labels[drawn.ids]
-            for at, view in enumerate((drawn.target, drawn.online)):
-                u = method.project(view.to(device))
-                purity = method.compare(u, u, ids=drawn.ids.to(device), labels=labels).purity
-                assert purity is not None
-                sums[at] += purity.nan_to_num().cpu() * (labels >= 0).sum()
-            sums[2] += (labels >= 0).sum()
-    weak, strong, known = distributed.all_sum(sums).tolist()
-    return {"purity_weak": weak / known, "purity_strong": strong / known} if known else {}
+    def batches(views: Sequence[ViewSpec]) -> Iterator[Batch]:
+        if source.labels is None or not source.labeled:
+            return
+        transform = MultiViewTransform(tuple(views), config.train.seed, config.data.image_size)
+        labeled = indices[source.labels[indices] >= 0]
+        count = -(-len(labeled) // (256 * distributed.world_size()))
+        own = labeled[slice(*distributed.shard_range(len(labeled)))]
+        for ids in own.tensor_split(max(1, count)):
+            replayed = replay_views(source, ids, transform, epoch=epoch)
+            views_on_device = tuple(view.to(session.device) for view in replayed.views)
+            labels = source.labels[replayed.ids]
+            yield Batch(views_on_device, replayed.ids.to(session.device), labels)
+
+    return batches
 
 
 def _neighbors(features: Tensor) -> Tensor:
     unit = nn.functional.normalize(features.float(), dim=1)
-    others = min(10, len(unit) - 1)
-    return nearest_neighbors(unit, unit, others, leave_out=torch.arange(len(unit)))[0]
+    count = min(NEIGHBORS, len(unit) - 1)
+    return nearest_neighbors(unit, unit, count, leave_out=torch.arange(len(unit)))[0]

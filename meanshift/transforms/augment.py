@@ -1,21 +1,21 @@
-"""The weak and the strong view of the paper, for whole batches at once, on the device.
+"""Training views of whole batches at once, on the device.
 
-What a view is made of is drawn from its address (`keyed`); how it is made is arithmetic on the
-batch (`pixels`). So any part of a batch can be made alone, and gives the same up to the rounding
-of float32: sums of parts of other sizes may differ by about 1e-6.
+The parameters of a view are drawn from its address (`runtime.rng`); the image operators are
+`ops.image`. So any part of a batch can be computed alone, with the same result up to the rounding
+of float32: sums over parts of other sizes may differ by about 1e-6.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
-from meanshift.config import Strength, Views
+from meanshift.config import ViewSpec
 from meanshift.ops.image import ColorParameters, apply_color, crop, normalize
 from meanshift.runtime import rng
 
@@ -44,12 +44,12 @@ class Address:
 
 
 def draw_boxes(
-    views: Views, address: Address, heights: Int[Tensor, " batch"], widths: Int[Tensor, " batch"]
+    view: ViewSpec, address: Address, heights: Int[Tensor, " batch"], widths: Int[Tensor, " batch"]
 ) -> Int[Tensor, "batch 4"]:
     """Crop boxes (top, left, height, width) by the rule of torchvision's RandomResizedCrop."""
     u = address.uniform
     heights, widths = heights.double(), widths.double()
-    low, high = views.crop_area
+    low, high = view.crop_area
     area = (low + (high - low) * u[:, _AREA]) * (heights * widths)[:, None]
     log_ratio = torch.tensor([3 / 4, 4 / 3], dtype=torch.float64).log()
     ratio = (log_ratio[0] + (log_ratio[1] - log_ratio[0]) * u[:, _RATIO]).exp()
@@ -69,54 +69,56 @@ def draw_boxes(
     return torch.stack([top, left, h, w], 1).long()
 
 
-def draw_flips(views: Views, address: Address) -> Bool[Tensor, " batch"]:
+def draw_flips(view: ViewSpec, address: Address) -> Bool[Tensor, " batch"]:
     """Which views are mirrored."""
-    return address.uniform[:, _FLIP] < views.flip
+    return address.uniform[:, _FLIP] < view.flip
 
 
-def draw_colors(views: Views, address: Address) -> ColorParameters:
+def draw_colors(view: ViewSpec, address: Address) -> ColorParameters:
     """Jitter, gray and blur of a strong view, by the rules of ColorJitter and of MoCo v2."""
     u = address.uniform
-    reach = torch.tensor(views.jitter_strength, dtype=torch.float64)
+    reach = torch.tensor(view.jitter_strength, dtype=torch.float64)
     unchanged = torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64)
-    low, high = views.blur_sigma
-    blurred = u[:, _BLURRED] < views.blur
+    low, high = view.blur_sigma
+    blurred = u[:, _BLURRED] < view.blur
     return ColorParameters(
         factors=unchanged + reach * (2 * u[:, _FACTORS] - 1),
         sequence=u[:, _SEQUENCE].argsort(1),
-        jittered=u[:, _JITTERED] < views.jitter,
-        grayed=u[:, _GRAYED] < views.gray,
+        jittered=u[:, _JITTERED] < view.jitter,
+        grayed=u[:, _GRAYED] < view.gray,
         sigma=torch.where(blurred, low + (high - low) * u[:, _SIGMA], 0.0),
     )
 
 
 @dataclass(frozen=True)
-class TwoViews:
-    """The target's and the online view of images, from a config: the same wherever it is made."""
+class MultiViewTransform:
+    """The views of images that a method declares; the same wherever they are computed."""
 
-    views: Views
+    views: tuple[ViewSpec, ...]
     seed: int
     size: int
+    """side of a view that does not name its own"""
 
     def crop(
         self, images: list[UInt8[Tensor, "channels _ _"]], epoch: int, ids: Int[Tensor, " batch"]
-    ) -> list[UInt8[Tensor, "batch channels size size"]]:
-        """Mirrored crops of images of any sizes, in a loader worker: decoded once, cut twice."""
-        sizes, square = torch.tensor([one.shape[1:] for one in images]), [self.size, self.size]
+    ) -> list[UInt8[Tensor, "batch channels _ _"]]:
+        """Flipped crops of images of any sizes, for a loader worker: decoded once, cropped often."""
+        sizes = torch.tensor([image.shape[1:] for image in images])
         crops = []
-        for stream, _ in self._roles():
-            address = Address(self.seed, epoch, ids, stream)
-            boxes = draw_boxes(self.views, address, *sizes.unbind(1)).tolist()
-            flips = draw_flips(self.views, address).tolist()
-            cut = []
-            for image, (top, left, h, w), flip in zip(images, boxes, flips, strict=True):
-                # Channels side by side, as they were decoded: the kernel for bytes wants them so.
-                part = image.permute(1, 2, 0)[None, top : top + h, left : left + w]
-                one = F.interpolate(
-                    part.permute(0, 3, 1, 2), square, mode="bilinear", antialias=True
+        for view in self._each():
+            side = view.size or self.size
+            address = Address(self.seed, epoch, ids, view.stream)
+            boxes = draw_boxes(view, address, *sizes.unbind(1)).tolist()
+            flips = draw_flips(view, address).tolist()
+            resized = []
+            for image, (top, left, height, width), flip in zip(images, boxes, flips, strict=True):
+                # Channels last, as they were decoded: the kernel for bytes needs that layout.
+                region = image.permute(1, 2, 0)[None, top : top + height, left : left + width]
+                patch = F.interpolate(
+                    region.permute(0, 3, 1, 2), [side, side], mode="bilinear", antialias=True
                 )
-                cut.append(one.flip(3) if flip else one)
-            crops.append(torch.cat(cut))
+                resized.append(patch.flip(3) if flip else patch)
+            crops.append(torch.cat(resized))
         return crops
 
     def finish(
@@ -125,33 +127,39 @@ class TwoViews:
         | list[UInt8[Tensor, "batch channels _ _"]],
         epoch: int,
         ids: Int[Tensor, " batch"],
-    ) -> tuple[Float[Tensor, "batch channels _ _"], Float[Tensor, "batch channels _ _"]]:
-        """(target view, online view) of a batch of whole images of one size, or of crops."""
-        cut = isinstance(images, list)
-        held = images if isinstance(images, list) else [images] * len(self._roles())
-        shape = (len(ids), held[0].shape[1 if cut else 3], self.size, self.size)
-        on_cpu = held[0].device.type == "cpu"
-        few = max(1, PIXELS // self.size**2) if on_cpu else len(ids)
-        made = []
-        for whole, (stream, strength) in zip(held, self._roles(), strict=True):
-            views = torch.empty(shape, device=whole.device)
-            for view, some, part in zip(*(x.split(few) for x in (views, whole, ids)), strict=True):
-                address = Address(self.seed, epoch, part, stream)
-                normalize(self._view(some, address, strength, cut=cut), out=view)
-            made.append(views)
-        return made[0], made[-1]
+    ) -> tuple[Float[Tensor, "batch channels _ _"], ...]:
+        """The views of a batch of whole images of one size, or of the crops of each view."""
+        views = self._each()
+        cropped = isinstance(images, list)
+        inputs = images if isinstance(images, list) else [images] * len(views)
+        finished = []
+        for pixels, view in zip(inputs, views, strict=True):
+            side = view.size or self.size
+            chunk = max(1, PIXELS // side**2) if pixels.device.type == "cpu" else len(ids)
+            channels = pixels.shape[1 if cropped else 3]
+            output = torch.empty(len(ids), channels, side, side, device=pixels.device)
+            parts = (x.split(chunk) for x in (output, pixels, ids))
+            for part, some, some_ids in zip(*parts, strict=True):
+                address = Address(self.seed, epoch, some_ids, view.stream)
+                normalize(self._augment(some, view, address, cropped=cropped), out=part)
+            finished.append(output)
+        return tuple(finished)
 
-    def _view(self, images: Tensor, address: Address, strength: Strength, *, cut: bool) -> Tensor:
-        if cut:
-            view = images.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
+    def _augment(
+        self, images: Tensor, view: ViewSpec, address: Address, *, cropped: bool
+    ) -> Tensor:
+        if cropped:
+            output = images.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
         else:
             sizes = torch.tensor(images.shape[1:3]).expand(len(images), 2)
-            boxes = draw_boxes(self.views, address, *sizes.unbind(1))
-            view = crop(images, boxes, draw_flips(self.views, address), self.size)
-        if strength == "strong":
-            view = apply_color(view, draw_colors(self.views, address))
-        return view
+            boxes = draw_boxes(view, address, *sizes.unbind(1))
+            output = crop(images, boxes, draw_flips(view, address), view.size or self.size)
+        return apply_color(output, draw_colors(view, address)) if view.has_color else output
 
-    def _roles(self) -> list[tuple[int, Strength]]:
-        online: tuple[int, Strength] = (rng.ONLINE, self.views.online)
-        return [online] if self.views.same_view else [(rng.TARGET, self.views.target), online]
+    def _each(self) -> list[ViewSpec]:
+        """The views one by one: those with a `count` have a stream of their own each."""
+        return [
+            replace(view, stream=rng.view_stream(view.stream, copy), count=1)
+            for view in self.views
+            for copy in range(view.count)
+        ]

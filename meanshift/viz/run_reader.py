@@ -21,7 +21,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
-from meanshift.config import HARMLESS, differences, settings
+from meanshift.config import RESUME_SAFE, differences, settings
 from meanshift.data import Source, UnreadableSample, train_and_validation
 from meanshift.ops.topk import nearest_neighbors
 from meanshift.runtime import checkpoint
@@ -62,7 +62,7 @@ class Run:
             self.config = self.config.with_overrides({"data.source": data})
         here = self.environment
         first = (here.get("earlier") or [here])[0].get("date", "")
-        lasting = [(n, _setting(self, n)) for n, *_ in settings() if n not in HARMLESS]
+        lasting = [(n, _setting(self, n)) for n, *_ in settings() if n not in RESUME_SAFE]
         self.identity = f"{first} {self.folder.resolve()} {lasting}"
         """Tells a run that was begun anew in the same folder from one that was continued."""
         self._lines: dict[str, JSONLTail] = {}
@@ -94,7 +94,7 @@ class Run:
     def pair(self) -> str:
         """The views as the paper writes them, target first: `w/s`."""
         views = self.config.views
-        same = " (same view)" if views.same_view else ""
+        same = " (same view)" if method.same_view else ""
         return f"{views.target[0]}/{views.online[0]}{same}"
 
     @property
@@ -164,7 +164,7 @@ class Run:
         was = self.journal.config.data.source
         say = f"say where they lie now: --data SOURCE (in training it was {was})"
         try:
-            train, held = train_and_validation(data.source, data.held_out, seed=seed)
+            train, held = train_and_validation(data.source, data.validation, seed=seed)
         except (ValueError, OSError) as error:
             why = str(error).partition("; need")[0]
             raise MissingData(f"{self.folder}: its images cannot be found ({why}); {say}") from None
@@ -215,7 +215,7 @@ class Run:
         if not features.isfinite().all():
             raise MissingData(
                 f"{self.snapshot(epoch)}: not all features are numbers, so the run diverged; begin "
-                f"another with a lower --train.lr, or move this file away to see the others"
+                f"another with a lower --optim.lr, or move this file away to see the others"
             )
         indices, last = state["indices"], self.epochs[-1]
         if epoch != last and not torch.equal(indices, self.moment(last).indices):
@@ -307,7 +307,7 @@ def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
     first = runs[0].config
     names = {name: None for run in runs for name in differences(first, run.config)}
     told = {name: [_setting(run, name) for run in runs] for name in names}
-    return {n: values for n, values in told.items() if n == "data.source" or n not in HARMLESS}
+    return {n: values for n, values in told.items() if n == "data.source" or n not in RESUME_SAFE}
 
 
 def _setting(run: Run, name: str) -> Any:

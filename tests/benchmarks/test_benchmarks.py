@@ -380,7 +380,7 @@ def test_the_baseline_learns_by_the_settings(monkeypatch):
     monkeypatch.setattr(
         authors, "MeanShift", lambda *of, **also: seen.update(also=also) or model(*of, **also)
     )
-    given = {"train.lr": 0.02, "train.sgd_momentum": 0.8, "train.weight_decay": 0.001,
+    given = {"optim.lr": 0.02, "optim.momentum": 0.8, "optim.weight_decay": 0.001,
              "method.momentum": 0.9, "method.k": 3}  # fmt: skip
     next(training.authors_steps(TINY.with_overrides(given), 1, 0))
     assert seen == {"lr": 0.02, "momentum": 0.8, "weight_decay": 0.001,

@@ -23,7 +23,7 @@ NETWORK = (
 ).split()
 TINY = [
     *NETWORK,
-    *"--train.epochs 2 --train.warmup_epochs 0 --data.workers 0 --train.snapshots 2".split(),
+    *"--train.epochs 2 --optim.warmup_epochs 0 --data.workers 0 --train.snapshots 2".split(),
 ]
 
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
@@ -111,9 +111,12 @@ def test_every_setting_is_a_flag_with_its_help(call, command):
         (["small", "--data", "sample", "--method.k", "3000"], ["method.k", "3000", "2048"]),
         (["small", "--train.batch_size", "4096"], ["4096", "--train.batch_size"]),
         (["small", "--method.k", "many"], ["method.k", "'many'", "whole number"]),
-        (["small", "--train.lr", "-1"], ["train.lr", "-1", "above 0"]),
-        (["small", "--views.target", "medium"], ["views.target", "'medium'", "weak, strong"]),
-        (["small", "--method.name", "byol"], ["method.k", "--method.k 1"]),
+        (["small", "--optim.lr", "-1"], ["optim.lr", "-1", "above 0"]),
+        (
+            ["small", "--method.target_view", "medium"],
+            ["method.target_view", "'medium'", "weak, strong"],
+        ),
+        (["small", "--method.name", "byol-asym"], ["method.k", "--method.k 1"]),
         (["small", "--encoder.name", "resnet81"], ["encoder.name", "resnet81", "resnet18"]),
         (["small", "--train.device", "toaster"], ["train.device", "'toaster'"]),
         (["small", "--train.precision", "float16", "--train.device", "cpu"], ["float16", "GPU"]),
@@ -269,7 +272,7 @@ def test_evaluate_judges_on_the_images_that_the_run_held_out(
     call, tmp_path, make_images, monkeypatch
 ):
     source, run = make_images(tmp_path / "all", {"a": 10, "b": 10}, size=(20, 24)), tmp_path / "r"
-    kept = ["--data.held_out", "0.4", "--train.seed", "3", *TINY]
+    kept = ["--data.validation", "0.4", "--train.seed", "3", *TINY]
     assert call("pretrain", "small", "--data", source, "--out", run, *kept)[0] == 0
     judged, stored = [], context.stored
 
@@ -342,7 +345,7 @@ def test_bench_step_prints_phases_and_the_ratio(call):
 def test_few_bad_images_are_named_and_counted(call, photos, tmp_path):
     spoil(photos / "train" / "a", 1)
     run = tmp_path / "run"
-    share = ["--data.bad_share", "0.5"]
+    share = ["--data.max_bad_fraction", "0.5"]
     code, _, err = call("pretrain", "small", "--data", photos, "--out", run, *TINY, *share)
     assert code == 0
     assert "1 of 12 images could not be read" in err
@@ -354,11 +357,11 @@ def test_few_bad_images_are_named_and_counted(call, photos, tmp_path):
 def test_too_many_bad_images_stop_the_run_with_the_list(call, photos, tmp_path):
     spoil(photos / "train" / "b", 2)
     run = tmp_path / "run"
-    share = ["--data.bad_share", "0.1"]
+    share = ["--data.max_bad_fraction", "0.1"]
     code, _, err = call("pretrain", "small", "--data", photos, "--out", run, *TINY, *share)
     assert code == 2
     message = err.partition("meanshift: ")[2]
-    assert "2 of 12 images" in message and "--data.bad_share" in message
+    assert "2 of 12 images" in message and "--data.max_bad_fraction" in message
     assert "b/000.jpg" in message and "b/001.jpg" in message
 
 

@@ -453,9 +453,9 @@ def test_a_streamed_run_that_stops_goes_on_to_the_same_bits(tmp_path, parquet, m
     monkeypatch.setattr(huggingface, "_BUDGET", 1)
     settings = {
         "data.source": f"hf+stream:{parquet}", "data.image_size": 16, "data.workers": 0,
-        "data.held_out": 0.2, "encoder.width": 0.125, "encoder.stem": "small-stride2",
+        "data.validation": 0.2, "encoder.width": 0.125, "encoder.stem": "small-stride2",
         "encoder.name": "resnet10", "method.bank_size": 6, "method.k": 2, "train.epochs": 2,
-        "train.batch_size": 3, "train.warmup_epochs": 1, "train.save_every": 0.3,
+        "train.batch_size": 3, "optim.warmup_epochs": 1, "train.save_every": 0.3,
         "train.log_every": 1, "train.device": "cpu",
     }  # fmt: skip
     config = recipe("small").with_overrides(settings)

@@ -294,9 +294,9 @@ def test_features_are_those_of_the_folder(tmp_path, make_images):
 def test_runs_from_the_store_end_in_the_same_bits_as_from_the_folder(tmp_path, call, broken):
     assert call("pack", broken, tmp_path / "out", "--side", 40)[0] == 0
     settings = {
-        "data.image_size": 16, "data.bad_share": 0.2, "encoder.width": 0.125,
+        "data.image_size": 16, "data.max_bad_fraction": 0.2, "encoder.width": 0.125,
         "encoder.stem": "small-stride2", "encoder.name": "resnet10", "method.bank_size": 6,
-        "method.k": 2, "train.epochs": 2, "train.batch_size": 3, "train.warmup_epochs": 1,
+        "method.k": 2, "train.epochs": 2, "train.batch_size": 3, "optim.warmup_epochs": 1,
         "train.device": "cpu",
     }  # fmt: skip
     flags = [word for name, value in settings.items() for word in (f"--{name}", value)]

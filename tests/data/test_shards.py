@@ -614,10 +614,10 @@ def test_a_run_that_loses_its_shards_goes_on_to_the_same_bits(
     with serving(tmp_path / "tars") as server:
         places = {"near": str(tmp_path / "tars"), "far": f"{server.address}/x-{{0..3}}.tar"}
         settings = {
-            "data.source": places[where], "data.image_size": 16, "data.bad_share": 0.2,
-            "data.workers": 0, "data.held_out": 0.2, "encoder.width": 0.125,
+            "data.source": places[where], "data.image_size": 16, "data.max_bad_fraction": 0.2,
+            "data.workers": 0, "data.validation": 0.2, "encoder.width": 0.125,
             "encoder.stem": "small-stride2", "encoder.name": "resnet10", "method.bank_size": 6,
-            "method.k": 2, "train.epochs": 3, "train.batch_size": 3, "train.warmup_epochs": 1,
+            "method.k": 2, "train.epochs": 3, "train.batch_size": 3, "optim.warmup_epochs": 1,
             "train.save_every": 0.3, "train.log_every": 1, "train.device": "cpu",
         }  # fmt: skip
         config = recipe("small").with_overrides(settings)

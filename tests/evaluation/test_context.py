@@ -16,7 +16,7 @@ from meanshift.transforms import eval
 
 TINY = (
     "--data.image_size 16 --encoder.width 0.125 --train.batch_size 4 --method.bank_size 16 "
-    "--train.device cpu --train.epochs 1 --train.warmup_epochs 0 --data.workers 0 "
+    "--train.device cpu --train.epochs 1 --optim.warmup_epochs 0 --data.workers 0 "
     "--train.snapshots 0"
 ).split()
 

@@ -545,7 +545,7 @@ def run_on(source, seed, home, **settings):
 def test_a_run_is_judged_on_what_it_held_out_whatever_the_seed(tmp_path, make_images, asked):
     whole = make_images(tmp_path / "all", {"a": 60, "b": 60}, size=(14, 14))
     for held_out in ("auto", 0.3):
-        weights = run_on(whole, 3, tmp_path / "home", **{"data.held_out": held_out})
+        weights = run_on(whole, 3, tmp_path / "home", **{"data.validation": held_out})
         _, held = train_and_validation(str(whole), held_out, seed=3)
         assert titles(EvaluationContext(weights, seed=asked).sources[1]) == titles(held)
 
@@ -554,7 +554,7 @@ def test_partial_labels_do_not_move_what_a_run_held_out(tmp_path, make_images):
     whole = make_images(tmp_path / "all", {"": 120}, size=(14, 14))
     rows = "".join(f"{i:03d}.jpg,{'ab'[i % 2]}\n" for i in range(0, 120, 3))
     (tmp_path / "labels.csv").write_text("file,label\n" + rows)
-    weights = run_on(whole, 0, tmp_path / "home", **{"data.held_out": 0.3})
+    weights = run_on(whole, 0, tmp_path / "home", **{"data.validation": 0.3})
     _, held = train_and_validation(str(whole), 0.3, seed=0)
     with pytest.warns(UserWarning, match="40 of them among the 120"):
         judged = EvaluationContext(weights, labels=tmp_path / "labels.csv")
@@ -564,7 +564,7 @@ def test_partial_labels_do_not_move_what_a_run_held_out(tmp_path, make_images):
 
 def test_a_run_that_held_nothing_out_has_seen_the_images_and_it_is_said(tmp_path, make_images):
     whole = make_images(tmp_path / "all", {"a": 60, "b": 60}, size=(14, 14))
-    weights = run_on(whole, 0, tmp_path / "home", **{"data.held_out": "none"})
+    weights = run_on(whole, 0, tmp_path / "home", **{"data.validation": "none"})
     assert EvaluationContext(weights).split.endswith("the run has seen them unlabeled")
 
 

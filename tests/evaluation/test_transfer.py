@@ -206,7 +206,7 @@ def run(call, tmp_path, make_images):
     make_images(tmp_path / "few", {"": 8}, size=(32, 32))
     tiny = (
         "--data.image_size 32 --encoder.width 0.125 --train.batch_size 4 --method.bank_size 16 "
-        "--train.device cpu --train.epochs 1 --train.warmup_epochs 0 --data.workers 0 "
+        "--train.device cpu --train.epochs 1 --optim.warmup_epochs 0 --data.workers 0 "
         "--train.snapshots 0"
     )
     given = ("--data", tmp_path / "few", "--out", tmp_path / "run", *tiny.split())

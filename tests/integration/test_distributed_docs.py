@@ -19,9 +19,9 @@ from meanshift.runtime import checkpoint
 PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
 TINY = (
     "--data.image_size 16 --encoder.width 0.125 --encoder.stem small-stride2 --encoder.name "
-    "resnet10 --method.bank_size 64 --method.k 3 --train.batch_size 8 --train.warmup_epochs 0 "
+    "resnet10 --method.bank_size 64 --method.k 3 --train.batch_size 8 --optim.warmup_epochs 0 "
     "--train.log_every 1 --train.monitor_every 0 --train.snapshots 0 --train.device cpu "
-    "--data.held_out none --method.bank_layout sharded"
+    "--data.validation none --method.bank_layout sharded"
 )
 SRUN = """#!/bin/bash
 # As many tasks as SLURM_NTASKS, each told its number; the largest exit code.

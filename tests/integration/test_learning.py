@@ -78,12 +78,12 @@ def lines(run, name):
 
 def test_the_loop_learns_to_predict_and_the_same_view_raises_the_alarm(stripes, tmp_path, capfd):
     run = pretrain(
-        configure(stripes, **{"views.same_view": True, "train.epochs": 9}), tmp_path / "run"
+        configure(stripes, **{"method.same_view": True, "train.epochs": 9}), tmp_path / "run"
     )
     agreement = [line["agreement"] for line in lines(run, "metrics.jsonl")]
     assert agreement[-1] > 0.95 > 0.7 > agreement[0]
     (alarm,) = lines(run, "warnings.jsonl")
-    assert alarm["kind"] == "collapse" and "views.same_view" in alarm["message"]
+    assert alarm["kind"] == "collapse" and "method.same_view" in alarm["message"]
     assert "warning: collapse" in capfd.readouterr().err
 
 
@@ -113,7 +113,7 @@ def test_a_compiled_run_takes_the_same_steps_up_to_rounding(stripes, tmp_path):
     told = {}
     words = (
         "--data.image_size 16 --encoder.width 0.125 --train.epochs 1 --train.batch_size 80 "
-        "--train.lr 0.001 --train.log_every 1 --method.bank_size 256 --train.snapshots 0 "
+        "--optim.lr 0.001 --train.log_every 1 --method.bank_size 256 --train.snapshots 0 "
         "--train.device cpu"
     ).split()
     for compiled in (False, True):

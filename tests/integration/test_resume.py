@@ -34,12 +34,12 @@ def photos(tmp_path_factory):
 
 def command(photos, out, workers):
     settings = {
-        "data.image_size": 16, "data.workers": workers, "data.bad_share": 0.1,
+        "data.image_size": 16, "data.workers": workers, "data.max_bad_fraction": 0.1,
         "encoder.width": 0.125, "encoder.stem": "small-stride2", "encoder.name": "resnet10",
         "method.bank_size": 21, "method.k": 3, "train.epochs": 4, "train.batch_size": 6,
-        "train.warmup_epochs": 1, "train.save_every": 0.3, "train.log_every": 1,
-        "train.monitor_every": 1, "train.snapshots": 3, "train.probe_size": 10,
-        "train.device": "cpu", "data.held_out": 0.2,
+        "optim.warmup_epochs": 1, "train.save_every": 0.3, "train.log_every": 1,
+        "train.monitor_every": 1, "train.snapshots": 3, "train.snapshot_images": 10,
+        "train.device": "cpu", "data.validation": 0.2,
     }  # fmt: skip
     flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     base = [sys.executable, "-m", "meanshift", "pretrain", "small", "--data", str(photos)]

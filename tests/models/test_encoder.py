@@ -113,7 +113,7 @@ def test_odd_widths_keep_channels_in_eights():
 def test_heads_by_the_authors_rule(name, features, hidden, dim):
     encoder = meta_encoder(name)
     with torch.device("meta"):
-        method = build(config.Method(name="byol", k=1), encoder, seed=0)
+        method = build(config.Method(name="byol-asym", k=1), encoder, seed=0)
     assert (encoder.features, encoder.hidden, encoder.dim) == (features, hidden, dim)
     assert sizes(encoder.projector) == [(features, hidden), (hidden, dim)]
     assert sizes(method.predictor) == [(dim, hidden), (hidden, dim)]

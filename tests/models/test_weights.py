@@ -696,9 +696,9 @@ def run(tmp_path_factory):
     np.save(root / "images.npy", random.integers(0, 256, (24, 16, 16, 3), dtype=np.uint8))
     settings = {
         "data.source": str(root / "images.npy"), "data.image_size": 16, "data.workers": 0,
-        "data.held_out": "none", "encoder.name": "resnet10", "encoder.width": 0.125,
+        "data.validation": "none", "encoder.name": "resnet10", "encoder.width": 0.125,
         "encoder.stem": "small-stride2", "method.bank_size": 16, "train.batch_size": 8,
-        "train.epochs": 2, "train.warmup_epochs": 0, "train.snapshots": 2, "train.device": "cpu",
+        "train.epochs": 2, "optim.warmup_epochs": 0, "train.snapshots": 2, "train.device": "cpu",
     }  # fmt: skip
     return pretrain(recipe("small").with_overrides(settings), root / "run")
 

@@ -82,8 +82,8 @@ def test_a_good_model_may_agree_nearly_perfectly():
 def test_the_alarm_names_the_likely_cause():
     same = collapse_warning(agreement=1.0, rank=1.0, spread=0.0, dim=64, same_view=True)
     other = collapse_warning(agreement=1.0, rank=1.0, spread=0.0, dim=64, same_view=False)
-    assert same is not None and "views.same_view" in same and "train.lr" not in same
-    assert other is not None and "train.lr" in other and "method.momentum" in other
+    assert same is not None and "method.same_view" in same and "optim.lr" not in same
+    assert other is not None and "optim.lr" in other and "method.momentum" in other
 
 
 def test_the_signs_of_collapsed_and_of_random_embeddings_fall_on_their_sides():

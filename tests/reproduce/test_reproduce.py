@@ -34,7 +34,7 @@ from tests.support.processes import grown, lines, outcome, together
 
 SETTINGS = {
     "data.image_size": 16, "encoder.stem": "small-stride2", "train.batch_size": 16,
-    "train.epochs": 3, "train.warmup_epochs": 0, "train.save_every": 0.5, "train.log_every": 1,
+    "train.epochs": 3, "optim.warmup_epochs": 0, "train.save_every": 0.5, "train.log_every": 1,
     "train.device": "cpu",
 }  # fmt: skip
 MAIN = ["BYOL-asym s/s", "MSF s/s", "MSF w/s", "BYOL-asym w/w", "MSF w/w"]
@@ -287,14 +287,16 @@ def test_the_figures_are_those_of_the_paper():
 def test_the_rows_of_a_study_differ_in_what_they_are_named_for(tmp_path):
     whole = Reproduction(["main", "k", "same-view"], somewhere("cpu"), tmp_path, 1)
     by_title = {job.title.removesuffix(", seed 0"): job.config for job in whole.jobs}
-    views = {t: (c.views.target, c.views.online) for t, c in by_title.items() if t in MAIN}
+    views = {
+        t: (c.method.target_view, c.method.online_view) for t, c in by_title.items() if t in MAIN
+    }
     words = {"s": "strong", "w": "weak"}
     assert views == {t: (words[t[-3]], words[t[-1]]) for t in MAIN}
     for title, config in by_title.items():
         k = re.match(r"k=(\d+)", title)
-        assert config.method.name == ("byol" if config.method.k == 1 else "msf")
+        assert config.method.name == ("byol-asym" if config.method.k == 1 else "msf")
         assert config.method.k == (int(k[1]) if k else 1 if "BYOL" in title else 5)
-        assert config.views.same_view == ("same" in title)
+        assert config.method.same_view == ("same" in title)
 
 
 def test_every_column_of_a_study_is_found_in_a_run(made, images):
@@ -344,7 +346,7 @@ def unlabeled(tmp_path):
         ("main --scale huge", "--scale: got 'huge', need one of paper, cifar10, cpu, smoke"),
         ("main --scale paper", "--data SOURCE"),
         ("main --scale smoke --data BARE", "labels.csv"),
-        ("main --scale smoke --data HERE --data.held_out none", "--data.held_out 0.1"),
+        ("main --scale smoke --data HERE --data.validation none", "--data.validation 0.1"),
         ("mean --scale smoke --data HERE", "need one or more of main, k, bank"),
         ("main --scale smoke --data HERE --seeds 0", "--seeds: got 0, need 1"),
         ("bank --scale smoke --data HERE", "lower --train.batch_size"),
@@ -484,7 +486,7 @@ def test_a_damaged_run_does_not_hide_the_others(halfway, images):
     assert [job.folder.name for job in whole.jobs] == [f"{FIRST}-2", SECOND]
 
 
-@pytest.mark.parametrize("changed", ["train.lr", "data.source", "data.held_out"])
+@pytest.mark.parametrize("changed", ["optim.lr", "data.source", "data.validation"])
 def test_other_settings_and_images_make_new_runs_beside_the_old(halfway, images, tmp_path, changed):
     data, more = images, {}
     if changed == "data.source":
@@ -493,8 +495,8 @@ def test_other_settings_and_images_make_new_runs_beside_the_old(halfway, images,
         more = {changed: "0.2"}
     whole = reproduction("same-view", data, halfway, **more)
     assert [job.folder.name for job in whole.jobs] == [f"{n}-2" for n in (FIRST, SECOND)]
-    if changed == "train.lr":
-        told = command("same-view", data, halfway, "--train.lr", "0.2", "--plan")
+    if changed == "optim.lr":
+        told = command("same-view", data, halfway, "--optim.lr", "0.2", "--plan")
         plan = said(told).splitlines()
         said(shlex.split(plan[1])[1:])
         assert said(told).splitlines()[0] == "# MSF w/s, seed 0, trained"

@@ -41,10 +41,10 @@ def test_the_same_settings_continue(tmp_path):
 def test_changed_settings_are_refused_with_the_list(tmp_path):
     begin(tmp_path)
     with pytest.raises(ValueError, match="other settings") as caught:
-        begin(tmp_path, method__k=7, train__lr=0.1, data__workers=3)
+        begin(tmp_path, method__k=7, optim__lr=0.1, data__workers=3)
     message = str(caught.value)
     assert str(tmp_path) in message and "--out" in message
-    assert "method.k: 5 there, 7 now" in message and "train.lr: 0.05 there, 0.1 now" in message
+    assert "method.k: 5 there, 7 now" in message and "optim.lr: 0.05 there, 0.1 now" in message
     assert "data.workers" not in message
     assert RunDirectory.open(tmp_path).config == Config()
 

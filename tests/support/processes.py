@@ -30,11 +30,11 @@ TIMING = ("images_per_second", "seconds")
 def pretraining(photos: Path, out: Path, **changed: object) -> list[str]:
     """The words of a command that trains a tiny network for 20 steps, in a second."""
     settings = {
-        "data.image_size": 16, "data.workers": 0, "data.bad_share": 0.1, "data.held_out": 0.2,
+        "data.image_size": 16, "data.workers": 0, "data.max_bad_fraction": 0.1, "data.validation": 0.2,
         "encoder.width": 0.125, "encoder.stem": "small-stride2", "encoder.name": "resnet10",
         "method.bank_size": 21, "method.k": 3, "train.epochs": 4, "train.batch_size": 6,
-        "train.warmup_epochs": 1, "train.save_every": 0.3, "train.log_every": 1,
-        "train.monitor_every": 4, "train.snapshots": 2, "train.probe_size": 10,
+        "optim.warmup_epochs": 1, "train.save_every": 0.3, "train.log_every": 1,
+        "train.monitor_every": 4, "train.snapshots": 2, "train.snapshot_images": 10,
         "train.device": "cpu",
     }  # fmt: skip
     settings |= {name.replace("__", "."): value for name, value in changed.items()}

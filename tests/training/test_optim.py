@@ -32,14 +32,14 @@ def test_total_steps():
 
 
 def test_lr_by_epoch_is_the_authors_rule():
-    plan = schedule(train__epochs=10, train__lr=0.05)
+    plan = schedule(train__epochs=10, optim__lr=0.05)
     authors = [0.05 / 2 * (1 + math.cos(math.pi * (e - 1) / 10)) for e in range(1, 11)]
     by_hand = [rate for rate in authors for _ in range(STEPS)]
     assert by_step(plan.lr, plan) == pytest.approx(by_hand, rel=1e-12)
 
 
 def test_lr_by_step_is_a_cosine_over_all_steps():
-    plan = schedule(train__epochs=5, train__lr=0.3, train__lr_schedule="step")
+    plan = schedule(train__epochs=5, optim__lr=0.3, optim__schedule="step")
     by_hand = [0.3 / 2 * (1 + math.cos(math.pi * s / (5 * STEPS))) for s in range(5 * STEPS)]
     assert by_step(plan.lr, plan) == pytest.approx(by_hand, rel=1e-12)
 
@@ -48,7 +48,7 @@ def test_lr_by_step_is_a_cosine_over_all_steps():
 @pytest.mark.parametrize("warmup", [1, 3])
 def test_warm_up_rises_to_the_rate_and_the_cosine_falls_from_it(kind, warmup):
     plan = schedule(
-        train__epochs=8, train__lr=0.2, train__warmup_epochs=warmup, train__lr_schedule=kind
+        train__epochs=8, optim__lr=0.2, optim__warmup_epochs=warmup, optim__schedule=kind
     )
     rates = by_step(plan.lr, plan)
     top = warmup * STEPS
@@ -62,7 +62,7 @@ def test_warm_up_rises_to_the_rate_and_the_cosine_falls_from_it(kind, warmup):
 @pytest.mark.parametrize("warmup", [1, 3])
 def test_warm_up_is_linear_up_to_the_rate(kind, stride, warmup):
     plan = schedule(
-        train__epochs=8, train__lr=0.2, train__warmup_epochs=warmup, train__lr_schedule=kind
+        train__epochs=8, optim__lr=0.2, optim__warmup_epochs=warmup, optim__schedule=kind
     )
     rises = [b - a for a, b in itertools.pairwise(
         plan.lr(step) for step in range(0, warmup * STEPS + 1, stride))]  # fmt: skip

@@ -64,7 +64,7 @@ def make_run(folder, source, *, epochs=(0, 2), total=4, image_size=16, probe=60,
         {
             "data.source": str(source), "data.image_size": image_size, "encoder.name": "resnet10",
             "encoder.stem": "small-stride2", "encoder.width": 0.125, "method.bank_size": 64,
-            "train.epochs": total, "train.probe_size": probe, "data.held_out": held_out,
+            "train.epochs": total, "train.snapshot_images": probe, "data.validation": held_out,
             "train.batch_size": 20,
         }
     )  # fmt: skip
@@ -79,14 +79,14 @@ def make_run(folder, source, *, epochs=(0, 2), total=4, image_size=16, probe=60,
 def add_snapshot(folder, epoch, spoil=False):
     """The moment after an epoch: weights of a seed, and the features that they give."""
     run = Run(folder)
-    config, size = run.config, run.config.train.probe_size
+    config, size = run.config, run.config.train.snapshot_images
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(epoch)
         network, _ = build_backbone(config.encoder, image_size=config.data.image_size)
     weights = {k: w.half() if w.is_floating_point() else w for k, w in network.state_dict().items()}
     network.load_state_dict({k: w.float() if w.is_floating_point() else w
                              for k, w in weights.items()})  # fmt: skip
-    train, _ = train_and_validation(config.data.source, config.data.held_out, seed=0)
+    train, _ = train_and_validation(config.data.source, config.data.validation, seed=0)
     indices = torch.arange(len(train))[: min(size, len(train))]
     features = extract_features(
         network.eval(), train.take(indices), image_size=config.data.image_size,

@@ -259,7 +259,7 @@ def noisy(tmp_path):
 
 @pytest.mark.parametrize("same_view", [False, True])
 def test_views_are_exactly_those_of_training(make, noisy, tmp_path, same_view):
-    folder = make(data__source=str(noisy), views__same_view=same_view, train__seed=7)
+    folder = make(data__source=str(noisy), method__same_view=same_view, train__seed=7)
     png = draw_png(folder, "views", tmp_path, rows=3, epochs=(2, 4))
     drawing = views.draw([Run(folder)], Choices(rows=3, epochs=(2, 4)))
     source, config = open_source(str(noisy))["train"], Run(folder).config
@@ -394,9 +394,9 @@ def test_purity_by_k_and_by_views(make):
     folders = [
         make("a", lines=pure(0.1)),
         make("b", lines=pure(0.2), method__k=10),
-        make("c", lines=pure(0.05), views__target="strong"),
-        make("d", lines=pure(0.07) + probed, method__k=10, views__target="strong"),
-        make("byol", lines=told(loss=lambda e: e), method__k=1),
+        make("c", lines=pure(0.05), method__target_view="strong"),
+        make("d", lines=pure(0.07) + probed, method__k=10, method__target_view="strong"),
+        make("byol-asym", lines=told(loss=lambda e: e), method__k=1),
     ]
     drawing = purity.draw(open_runs(folders), Choices())
     panels = drawing.figure.axes
@@ -436,7 +436,7 @@ def test_purity_of_seeds_is_a_mean_with_a_band(make):
     band = axes.collections[0].get_paths()[0].vertices[:, 1]
     wide = np.std([0.4, 0.8], ddof=1)
     assert (band.max(), band.min()) == pytest.approx((0.6 + wide, 0.15 - wide / 4))
-    other = make("other", lines=pure(0.3), train__lr=0.01)
+    other = make("other", lines=pure(0.3), optim__lr=0.01)
     (axes,) = purity.draw(open_runs([*folders, other]), Choices()).figure.axes
     assert [line.get_label() for line in axes.lines] == ["lr 0.05 (2 seeds)", "lr 0.01"]
 
@@ -455,8 +455,8 @@ def test_accuracy_by_bank_size_and_k(make):
         make("a1", lines=done, results=knn(44.0), train__seed=1),
         make("b", lines=done, results=knn(50.0), method__bank_size=256),
         make("c", lines=done, results=knn(45.0), method__k=10),
-        make("byol", lines=done, results=knn(30.0), method__k=1, method__name="byol"),
-        make("alone", lines=done, results=knn(99.0), method__k=20, train__lr=0.5),
+        make("byol-asym", lines=done, results=knn(30.0), method__k=1, method__name="byol-asym"),
+        make("alone", lines=done, results=knn(99.0), method__k=20, optim__lr=0.5),
         make("young", lines=done[:2], results=knn(5.0), method__k=2),
     ]
     drawing = accuracy.draw(open_runs(folders), Choices())
@@ -674,7 +674,7 @@ def test_bench_cost_refuses_what_it_cannot_mean(make, call):
     folder = make()
     assert "leave out method.k" in call("bench", "cost", folder, "--method.k", "9")[2]
     assert "only cost takes one" in call("bench", "step", folder)[2]
-    assert "2 or more" in call("bench", "cost", make("byol", method__k=1))[2]
+    assert "2 or more" in call("bench", "cost", make("byol-asym", method__k=1))[2]
     assert "--rounds" in call("bench", "cost", folder, "--rounds", "0")[2]
     assert not (folder / "results" / "cost.json").exists()
 
@@ -734,7 +734,7 @@ def test_without_labels_or_with_one_image(make, tmp_path):
     with pytest.raises(MissingData, match="no labels"):
         run.pure(1)
     lonely = Run(make("lonely", moments={1: random_features(0, count=1)}))
-    with pytest.raises(MissingData, match=r"1 image.*--train.probe_size"):
+    with pytest.raises(MissingData, match=r"1 image.*--train.snapshot_images"):
         neighbors.draw([lonely], Choices())
     with pytest.raises(MissingData, match="5 images or more"):
         tsne.draw([lonely], Choices())
@@ -894,7 +894,7 @@ def test_differing_settings_leave_out_the_harmless(make):
     assert groups == [["a", "c"], ["b"]]
     assert figures.names_by_settings(runs[:2]) == ["k 5", "k 7"]
     assert figures.names_by_settings([runs[0], runs[2]]) == ["a", "c"]
-    far = make("d", views__flip=0.0, views__target="strong")
+    far = make("d", views__flip=0.0, method__target_view="strong")
     assert figures.names_by_settings(open_runs([folders[0], far])) == [
         "w/s, flip 0.5",
         "s/s, flip 0.0",

@@ -30,8 +30,8 @@ from meanshift.viz.style import thinned
 SETTINGS = {
     "data.image_size": 16, "encoder.name": "resnet10", "encoder.width": 0.125,
     "method.bank_size": 64, "train.batch_size": 8, "train.epochs": 3, "train.snapshots": 4,
-    "train.monitor_every": 1, "train.probe_size": 40, "train.device": "cpu",
-    "data.held_out": 0.2, "data.workers": 0, "train.log_every": 2,
+    "train.monitor_every": 1, "train.snapshot_images": 40, "train.device": "cpu",
+    "data.validation": 0.2, "data.workers": 0, "train.log_every": 2,
 }  # fmt: skip
 HUES = {"ant": 0.0, "bee": 0.33, "<b>cow</b>": 0.66}
 
@@ -236,9 +236,9 @@ def test_the_commands_it_shows_make_the_same_run(made, page):
         optional={
             "method.k": st.integers(1, 50),
             "views.crop_area": st.sampled_from([(0.1, 0.9), (0.08, 1.0)]),
-            "views.same_view": st.booleans(),
-            "data.held_out": st.sampled_from([0.25, "none", "val"]),
-            "train.lr": st.floats(1e-4, 1.0),
+            "method.same_view": st.booleans(),
+            "data.validation": st.sampled_from([0.25, "none", "val"]),
+            "optim.lr": st.floats(1e-4, 1.0),
             "data.source": st.sampled_from(["a folder", "it's", "x.npz"]),
         },
     )
@@ -353,7 +353,7 @@ def test_warnings_stand_where_they_are_seen(tmp_path, make_images):
 
 def test_the_same_view_twice_is_called_what_it_is(tmp_path, make_images):
     photos = make_images(tmp_path / "flat", {"": 12}, size=(20, 30))
-    bare_run(tmp_path / "run", photos, size=12, overrides={"views.same_view": True})
+    bare_run(tmp_path / "run", photos, size=12, overrides={"method.same_view": True})
     text = html.unescape(words(write_report([Run(tmp_path / "run")], tmp_path / "page.html")))
     assert "the target's view (strong)" in text and "the online view (strong, the same)" in text
 
@@ -364,7 +364,7 @@ def test_few_labels_are_enough_for_a_page(tmp_path, known):
     labels = np.full(30, -1)
     labels[slice(0, 5) if known == "one cluster" else slice(20, 30)] = 0
     np.savez(tmp_path / "few.npz", x_train=pixels, y_train=labels)
-    held_out = {"data.held_out": "none"}
+    held_out = {"data.validation": "none"}
     journal = bare_run(tmp_path / "run", tmp_path / "few.npz", size=20, overrides=held_out)
     titles = np.array([f"#{i}" for i in range(30)])
     np.savez(journal.results / "cluster.npz", assigned=np.arange(30) // 10, image=titles)
@@ -652,7 +652,14 @@ def test_unreadable_images_have_no_row_in_a_snapshot(tmp_path, capsys):
     photos = paint(tmp_path / "photos", 16)
     (photos / "ant" / "000.png").write_bytes(b"no image")
     flags = [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
-    flags += ["--data.held_out", "none", "--data.bad_share", "0.1", "--train.probe_size", "1000"]
+    flags += [
+        "--data.validation",
+        "none",
+        "--data.max_bad_fraction",
+        "0.1",
+        "--train.snapshot_images",
+        "1000",
+    ]
     command = ["pretrain", "small", "--data", str(photos), "--out", str(tmp_path / "run")]
     assert main([*command, *flags, "--train.epochs", "1"]) == 0
     assert "gray" not in capsys.readouterr().err  # it is warned of once, as what it is

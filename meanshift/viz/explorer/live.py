@@ -88,6 +88,6 @@ def _settings(run: Run) -> list[tuple[str, str]]:
         ("images", f"{config.data.source}, {config.data.image_size} px"),
         ("encoder", f"{encoder.name}, {encoder.stem} stem{wide}"),
         ("method", f"{method.name}{bank}, momentum {method.momentum:g}"),
-        ("training", f"{train.epochs} epochs, batch {train.batch_size}, rate {train.lr:g}"),
+        ("training", f"{train.epochs} epochs, batch {train.batch_size}, rate {optim.lr:g}"),
         ("seed", str(train.seed)),
     ]

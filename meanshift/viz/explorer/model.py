@@ -175,7 +175,7 @@ class Explorer:
         except RuntimeError:
             raise MissingData(
                 f"{self.run.folder}: the features after epochs {', '.join(map(str, epochs))} are "
-                f"not all numbers: the run diverged; try a lower --train.lr"
+                f"not all numbers: the run diverged; try a lower --optim.lr"
             ) from None
 
     def colors(self, by: str, *, epoch: int) -> dict[str, Any]:

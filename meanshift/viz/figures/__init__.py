@@ -86,7 +86,7 @@ def names_by_settings(runs: Sequence[Run], *, but: Collection[str] = ("train.see
     """What sets each run apart from the others: `k 10`, `w/s`; its name, where that is too much."""
     from meanshift.viz.run_reader import differing
 
-    views = {"views.target", "views.online", "views.same_view"}
+    views = {"method.target_view", "method.online_view", "method.same_view"}
     apart = {name: values for name, values in differing(runs).items() if name not in but}
     told = [
         dict.fromkeys(

@@ -23,7 +23,7 @@ def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
     if len(indices) < 2:
         raise MissingData(
             f"{run.folder}: the probe has {len(indices)} image, need two or more: train with "
-            f"--train.probe_size 1000"
+            f"--train.snapshot_images 1000"
         )
     labels = run.labels
     queries = _spread(len(indices), labels, choices.rows or 8, choices.seed)

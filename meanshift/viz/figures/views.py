@@ -51,14 +51,14 @@ def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
             row += [_view(view, side) for view in pair]
     pitch = side + _GAP
     figure, axes = style.sheet(style.mosaic(cells, gap=_GAP), top=100)
-    same = "; both encoders see the same view" if config.views.same_view else ""
+    same = "; both encoders see the same view" if config.method.same_view else ""
     axes.set_title(f"{style.short(run.name)}: views of {len(cells)} images{same}", pad=30)
     axes.text(0, -28, "crops", va="bottom")
     axes.text(0, -6, f"at epoch {epochs[0]}", size=7, color=style.QUIET, va="bottom")
     inks = {"target": (style.COLORS[1], "-"), "online": (style.COLORS[0], "--")}
     strength = {
-        "target": config.views.online if same else config.views.target,
-        "online": config.views.online,
+        "target": config.method.online_view if same else config.method.target_view,
+        "online": config.method.online_view,
     }
     for at, epoch in enumerate(epochs):
         left = (1 + 2 * at) * pitch

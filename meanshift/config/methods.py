@@ -1,0 +1,165 @@
+"""The settings of each method: one frozen dataclass a method, chosen by its name.
+
+A method outside this program is given as `--method.module FILE.py:CLASS`; its settings are the
+dataclass `CLASS.Settings`, a subclass of `MethodSettings`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from meanshift.config.parsing import close, need
+from meanshift.config.views import Strength
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodSettings:
+    """What every method has."""
+
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """views, optimizer and schedule that the method's paper takes, by dotted name, where they
+    differ from the defaults of `Views` and `Optim`"""
+
+    name: str = ""
+    """name of the method"""
+    module: str = ""
+    """a method from outside: FILE.py:CLASS or PACKAGE.MODULE:CLASS"""
+    dim: int = 0
+    """size of the embedding; 0 is the MSF authors' rule, a quarter of the backbone's features"""
+
+    def __post_init__(self) -> None:
+        need(self.dim >= 0, "method.dim", self.dim, "0 or more")
+
+    def check(self, *, batch_size: int) -> None:
+        """Raise ValueError where the settings do not fit the batch size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asymmetric(MethodSettings):
+    """What MSF and BYOL-asym share: an online encoder that predicts a slowly moving target."""
+
+    target_view: Strength = "weak"
+    """view that the target encoder sees"""
+    online_view: Strength = "strong"
+    """view that the online encoder sees"""
+    same_view: bool = False
+    """show both encoders the same view (T1=T2); collapses, kept as a positive control"""
+    momentum: float = 0.99
+    """momentum of the target encoder's moving average"""
+    momentum_schedule: Literal["constant", "cosine"] = "constant"
+    """`cosine`: momentum rises to 1 at the end of training"""
+    symmetric: bool = False
+    """also swap the views' roles, at twice the cost"""
+    whiten: bool = False
+    """whiten the target embeddings, so that they keep their rank; ours, not the paper's"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        need(0 <= self.momentum <= 1, "method.momentum", self.momentum, "between 0 and 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MSF(_Asymmetric):
+    """Mean Shift for self-supervised learning (Koohpayegani et al. 2021); the paper's defaults."""
+
+    name: Literal["msf"] = "msf"
+    """name of the method"""
+    k: int = 5
+    """nearest neighbors that an embedding is pulled towards; the first is the target itself"""
+    k_schedule: Literal["constant", "linear"] = "constant"
+    """`linear`: k grows from `k_start` to `k` in equal stretches of epochs"""
+    k_start: int = 1
+    """first value of a growing k"""
+    bank_size: int = 128_000
+    """past target embeddings in the memory bank"""
+    bank_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """data type of the memory bank"""
+    bank_layout: Literal["replicated", "sharded"] = "replicated"
+    """in several processes: the whole bank in each, or a part; the neighbors are the same"""
+    same_image: Literal["keep", "skip"] = "keep"
+    """whether an older view of the same image may be a neighbor"""
+    search_filled_only: bool = False
+    """leave out the random rows that the bank starts with"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        need(self.k >= 1, "method.k", self.k, "1 or more")
+        need(1 <= self.k_start <= self.k, "method.k_start", self.k_start, f"1 to k ({self.k})")
+        need(
+            self.k == 1 or self.k <= self.bank_size,
+            "method.k",
+            self.k,
+            f"at most the bank's {self.bank_size} rows (raise --method.bank_size)",
+        )
+
+    def check(self, *, batch_size: int) -> None:
+        rows = batch_size * (2 if self.symmetric else 1)
+        need(
+            self.k == 1 or rows <= self.bank_size,
+            "method.bank_size",
+            self.bank_size,
+            f"at least the {rows} rows that a step adds (lower --train.batch_size)",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BYOLAsym(_Asymmetric):
+    """BYOL with an asymmetric loss, as the paper compares itself with: Mean Shift with k=1."""
+
+    k: ClassVar[int] = 1
+    k_schedule: ClassVar[str] = "constant"
+    bank_size: ClassVar[int] = 0
+    name: Literal["byol-asym"] = "byol-asym"
+    """name of the method"""
+
+
+METHODS: dict[str, type[MethodSettings]] = {"msf": MSF, "byol-asym": BYOLAsym}
+
+
+def settings_class(name: str, module: str = "") -> type[MethodSettings]:
+    """The settings of a method by its name, or of one from outside by its module."""
+    if module:
+        found = getattr(load_class(module), "Settings", None)
+        if not (isinstance(found, type) and issubclass(found, MethodSettings)):
+            raise ValueError(
+                f"method.module: {module} has no settings; need a class attribute Settings, a "
+                f"frozen dataclass that extends meanshift.config.MethodSettings"
+            )
+        return found
+    if name not in METHODS:
+        suggestion = close(name, list(METHODS), list(METHODS))
+        raise ValueError(
+            f"method.name: got {name!r}, need one of {', '.join(METHODS)} (did you mean "
+            f"{suggestion}?), or --method.module FILE.py:CLASS"
+        )
+    return METHODS[name]
+
+
+@functools.cache
+def load_class(spec: str) -> type:
+    """The class that FILE.py:CLASS or PACKAGE.MODULE:CLASS names."""
+    place, _, name = spec.rpartition(":")
+    need(bool(place and name), "method.module", spec, "FILE.py:CLASS or PACKAGE.MODULE:CLASS")
+    try:
+        if place.endswith(".py"):
+            file = Path(place).expanduser().resolve()
+            found = importlib.util.spec_from_file_location(file.stem, file)
+            assert found is not None and found.loader is not None
+            module = importlib.util.module_from_spec(found)
+            sys.modules[file.stem] = module  # dataclasses look their module up
+            found.loader.exec_module(module)
+        else:
+            module = importlib.import_module(place)
+    except (ImportError, OSError) as error:
+        raise ValueError(f"method.module: {place} cannot be imported ({error})") from None
+    loaded = getattr(module, name, None)
+    if not isinstance(loaded, type):
+        raise ValueError(f"method.module: {place} has no class {name}")
+    return loaded

@@ -1,0 +1,87 @@
+"""How the views of an image are made: the settings, and the specification of one view."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from meanshift.config.parsing import need
+
+Strength = Literal["weak", "strong"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewSpec:
+    """One view of an image: which crop, and which operators with which probability."""
+
+    name: str
+    stream: int
+    """address of its randomness (see `runtime.rng`); views of one stream are cropped alike"""
+    count: int = 1
+    """views of this kind, each with a stream of its own"""
+    size: int = 0
+    """side in pixels; 0 is `data.image_size`"""
+    crop_area: tuple[float, float] = (0.2, 1.0)
+    flip: float = 0.5
+    jitter: float = 0.0
+    jitter_strength: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1)
+    gray: float = 0.0
+    blur: float = 0.0
+    blur_sigma: tuple[float, float] = (0.1, 2.0)
+
+    @property
+    def has_color(self) -> bool:
+        """Whether anything but the crop and the flip can happen."""
+        return self.jitter > 0 or self.gray > 0 or self.blur > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Views:
+    """The operators of the augmentations; a method chooses which views they are applied to."""
+
+    crop_area: tuple[float, float] = (0.2, 1.0)
+    """smallest and largest fraction of the image's area that a crop covers"""
+    flip: float = 0.5
+    """probability of a horizontal flip"""
+    jitter: float = 0.8
+    """probability of color jitter in a strong view"""
+    jitter_strength: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1)
+    """strength of brightness, contrast, saturation and hue jitter"""
+    gray: float = 0.2
+    """probability of a grayscale strong view"""
+    blur: float = 0.5
+    """probability of Gaussian blur in a strong view"""
+    blur_sigma: tuple[float, float] = (0.1, 2.0)
+    """range of the blur's standard deviation in pixels"""
+
+    def __post_init__(self) -> None:
+        for name in ("flip", "jitter", "gray", "blur"):
+            probability = getattr(self, name)
+            need(0 <= probability <= 1, f"views.{name}", probability, "a probability in [0, 1]")
+        low, high = self.crop_area
+        need(0 < low <= high <= 1, "views.crop_area", self.crop_area, "0 < low <= high <= 1")
+        low, high = self.blur_sigma
+        need(0 < low <= high, "views.blur_sigma", self.blur_sigma, "0 < low <= high")
+        *blends, hue = self.jitter_strength
+        need(
+            all(0 <= blend <= 1 for blend in blends) and 0 <= hue <= 0.5,
+            "views.jitter_strength",
+            self.jitter_strength,
+            "three values in [0, 1] and a hue in [0, 0.5]",
+        )
+
+    def spec(self, name: str, strength: Strength, *, stream: int) -> ViewSpec:
+        """A view: weak is crop and flip, strong adds the color operators."""
+        if strength == "weak":
+            return ViewSpec(name=name, stream=stream, crop_area=self.crop_area, flip=self.flip)
+        return ViewSpec(
+            name=name,
+            stream=stream,
+            crop_area=self.crop_area,
+            flip=self.flip,
+            jitter=self.jitter,
+            jitter_strength=self.jitter_strength,
+            gray=self.gray,
+            blur=self.blur,
+            blur_sigma=self.blur_sigma,
+        )

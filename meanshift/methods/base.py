@@ -1,0 +1,163 @@
+"""The contract of a method: what training, checkpoints, snapshots and reports know of it.
+
+A method is a module with an `online` encoder. It declares its views, is built from its settings,
+and turns a batch of views into a loss. Everything else has a default. See docs/architecture.md for
+a whole method in a few lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from meanshift.config import Views, ViewSpec
+from meanshift.methods.memory_bank import MemoryBank
+from meanshift.models.encoder import Encoder
+
+Metrics = dict[str, tuple[Tensor, Tensor | int]]
+"""name: (mean over samples, number of samples that it is the mean of)"""
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What one step returns; only `loss` carries a gradient, and nothing waits for the device."""
+
+    loss: Float[Tensor, ""]
+    embeddings: Float[Tensor, "batch dim"]
+    """target embeddings, by which a collapse is recognized"""
+    metrics: Metrics = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The input of one step, on the device."""
+
+    views: tuple[Tensor, ...]
+    """one tensor a view, in the order of `Method.views`"""
+    ids: Int[Tensor, " batch"]
+    labels: Int[Tensor, " batch"] | None = None
+    """for metrics only; -1 is unknown"""
+    shuffle_seed: int | None = None
+    """permute the images over all processes before a forward pass without gradient"""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far training is."""
+
+    step: int
+    """steps taken so far"""
+    steps_per_epoch: int
+    epochs: int
+
+    @property
+    def epoch(self) -> int:
+        """Whole epochs so far."""
+        return self.step // self.steps_per_epoch
+
+    @property
+    def fraction(self) -> float:
+        """0 at the first step, 1 after the last one."""
+        return self.step / (self.steps_per_epoch * self.epochs)
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """What a method is built with."""
+
+    encoder: Callable[..., Encoder]
+    """`encoder(dim=0)`: a backbone with a projector to `dim` values, from the run's settings"""
+    dataset_size: int = 0
+    classes: int = 0
+    seed: int = 0
+
+
+class Method(nn.Module):
+    """A self-supervised method. Subclasses define `views`, `build` and `forward`."""
+
+    online: nn.Module
+    """the trained encoder; its `backbone` is evaluated and exported"""
+
+    @classmethod
+    def views(cls, settings: Any, operators: Views) -> tuple[ViewSpec, ...]:
+        """The views of each image, from the method's settings and those of the augmentations."""
+        raise NotImplementedError
+
+    @classmethod
+    def build(cls, settings: Any, context: BuildContext) -> Self:
+        """The method with its initial weights; the global random generator is seeded."""
+        raise NotImplementedError
+
+    def step(self, batch: Batch) -> StepOutput:
+        """One step of training up to the loss: what the loop calls."""
+        output: StepOutput = self(*batch.views, ids=batch.ids, labels=batch.labels)
+        return output
+
+    def encoders(self) -> Sequence[nn.Module]:
+        """The modules that `train.compile` compiles."""
+        return [self.online]
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Groups for the optimizer: `params`, and where they differ from the defaults `lr_scale`
+        (1), `scheduled` (True) and `weight_decay` (that of the settings)."""
+        return [{"params": [p for p in self.parameters() if p.requires_grad]}]
+
+    def set_progress(self, now: Progress) -> dict[str, float]:
+        """Apply schedules before a step; what is returned is logged."""
+        return {}
+
+    def begin_epoch(self, now: Progress, batches: Callable[[], Iterator[Batch]]) -> None:
+        """Called before the first step of an epoch; `batches()` is a pass over the training data in
+        evaluation views, for methods that cluster or assign."""
+
+    def before_forward(self, now: Progress) -> None:
+        """Called before `step`."""
+
+    def before_update(self, now: Progress) -> None:
+        """Called between the backward pass and the optimizer."""
+
+    def after_update(self, now: Progress | None = None) -> None:
+        """Called after the optimizer: moving averages."""
+
+    def process_local(self) -> dict[str, MemoryBank]:
+        """Modules whose buffers are not broadcast from the first process, by name; those that are
+        sharded are saved in parts."""
+        return {name: m for name, m in self.named_modules() if isinstance(m, MemoryBank)}
+
+    def not_saved(self) -> tuple[str, ...]:
+        """Prefixes in the state dict that no checkpoint contains, such as a frozen teacher's."""
+        return ()
+
+    def snapshot_metrics(
+        self, operators: Views, batches: Callable[[Sequence[ViewSpec]], Iterator[Batch]]
+    ) -> dict[str, float]:
+        """Metrics of a snapshot; `batches(views)` gives the labeled snapshot images in views."""
+        return {}
+
+    def collapse_hint(self) -> str:
+        """The likely cause of a collapse, in words, for the warning."""
+        return (
+            "the views are too alike (stronger views, smaller views.crop_area), or the learning "
+            "rate is too high (halve optim.lr)"
+        )
+
+
+def check_embedding(embedding: Tensor, dim: int) -> Float[Tensor, "batch dim"]:
+    """The embedding, or an error that says which encoder is needed."""
+    if embedding.ndim != 2 or embedding.shape[1] != dim:
+        raise ValueError(
+            f"the encoder gives shape {tuple(embedding.shape)}; need (batch, {dim}): "
+            f"pass dim={embedding.shape[-1]} or end the encoder in a layer of {dim} values"
+        )
+    return embedding
+
+
+def normalize(embeddings: Tensor) -> Tensor:
+    """Unit length, in at least float32 whatever the precision of autocast."""
+    wide = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
+    return nn.functional.normalize(wide, dim=1)

@@ -1,0 +1,225 @@
+"""A run that is open for training: its parts, checked, locked and restored.
+
+The order is deliberate: refuse, lock, read, write. What is refused leaves every file as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from meanshift.config import Config
+from meanshift.data import Source, loader, train_and_validation
+from meanshift.data.bad_files import BadFiles
+from meanshift.methods import BuildContext, Method, method_class, view_specs
+from meanshift.models.encoder import Encoder, memory_format
+from meanshift.models.sync_batch_norm import convert_sync_batch_norm
+from meanshift.runtime import checkpoint, distributed, rng
+from meanshift.runtime.device import pick_precision
+from meanshift.runtime.run_directory import RunDirectory
+from meanshift.training import resume
+from meanshift.training.console import Console
+from meanshift.training.optim import Schedule, build_optimizer
+from meanshift.training.resume import TrainState
+from meanshift.training.trackers import Trackers
+from meanshift.transforms.augment import MultiViewTransform
+
+Monitor = Callable[[nn.Module], dict[str, float]]
+"""Evaluates the online backbone while it trains: the network in, named metrics out."""
+MakeMonitor = Callable[[Config, Source, Source | None], Monitor | None]
+"""Makes the monitor of a run from its training and validation images."""
+
+
+@dataclass
+class Session:
+    """The parts of a run; `state` is what a checkpoint contains."""
+
+    config: Config
+    device: torch.device
+    precision: torch.dtype
+    run_directory: RunDirectory
+    source: Source
+    fingerprint: str
+    """of the source"""
+    schedule: Schedule
+    transform: MultiViewTransform
+    state: TrainState
+    monitor: Monitor | None
+    console: Console
+    trackers: Trackers
+    collapsed: bool = False
+    """whether a collapse was already reported"""
+
+    @property
+    def method(self) -> Method:
+        return self.state.method
+
+    @property
+    def backbone(self) -> nn.Module:
+        return self.method.online.get_submodule("backbone")
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """What the bits of a run depend on, apart from its settings and images."""
+        machine = {
+            "device": self.device.type,
+            "precision": str(self.precision),
+            "threads": torch.get_num_threads(),
+            "processes": distributed.world_size(),
+        }
+        return machine | ({"compiled": True} if self.config.train.compile else {})
+
+    def batches(self) -> Generator[loader.Batch, None, None]:
+        """The batches of the steps that are left."""
+        return loader.batches(
+            self.source,
+            self.transform.crop,
+            batch_size=self.config.train.batch_size,
+            seed=self.config.train.seed,
+            start=self.state.step,
+            stop=self.schedule.total,
+            workers=self.config.data.workers,
+            pin_memory=self.device.type == "cuda",
+        )
+
+    def warn(self, kind: str, message: str, **more: str) -> None:
+        """Show a warning and record it in warnings.jsonl."""
+        self.console.print(f"warning: {message}")
+        self.run_directory.warn(self.state.step, kind, message, **more)
+
+    def log(self, kind: str, epoch: int, metrics: dict[str, Any]) -> None:
+        """Write a line of metrics.jsonl, and the same to the trackers."""
+        step = self.state.step
+        self.run_directory.append(
+            "metrics.jsonl", {"kind": kind, "step": step, "epoch": epoch, **metrics}
+        )
+        self.trackers.log(kind, step, metrics)
+
+    def save(self) -> None:
+        """Write a checkpoint of the present step."""
+        self.run_directory.flush()
+        about = {
+            "config": self.config.to_dict(),
+            "source": self.fingerprint,
+            "machine": self.machine,
+        }
+        keep_steps = self.config.train.keep_every * self.schedule.steps_per_epoch
+        resume.save(self.run_directory, self.state, about, keep_steps=keep_steps)
+
+
+@contextmanager
+def open_session(
+    config: Config, out: Path, device: torch.device, make_monitor: MakeMonitor | None = None
+) -> Iterator[Session]:
+    """Check the settings, open the data, lock the run directory, and start or continue the run."""
+    with distributed.fail_together():
+        session = _prepare(config, out, device, make_monitor)
+    run_directory = session.run_directory
+    resume.check_same_in_all(run_directory, "images", session.fingerprint)
+    with run_directory.lock():
+        with distributed.fail_together():
+            values, unreadable = checkpoint.latest(run_directory.checkpoints)
+            if values is not None:
+                before, size = values["source"], len(session.source)
+                resume.check_same_images(run_directory, before, session.fingerprint, size)
+        step = -1 if values is None else values["step"]
+        resume.check_same_in_all(run_directory, "checkpoints", step)
+        with distributed.fail_together():
+            about = {
+                **session.machine,
+                "source": session.fingerprint,
+                "images": len(session.source),
+                "steps": session.schedule.total,
+            }
+            run_directory.begin(config, extra=about)
+            if values is not None:
+                resume.load(run_directory, session.state, values)
+            run_directory.rewind(step)
+        session.console.start(session.state.step)
+        session.trackers.start(session.state.step)
+        for message in unreadable:
+            session.warn("checkpoint", f"{message}; going back to step {session.state.step}")
+        _report_other_machine(session, values)
+        del values  # as large as what was restored from it
+        warnings = run_directory.read("warnings.jsonl")
+        session.collapsed = any(warning["kind"] == "collapse" for warning in warnings)
+        yield session
+
+
+def build_method(config: Config, source: Source | None = None) -> Method:
+    """The method of a config with the initial weights that its seed gives."""
+
+    def encoder(*, dim: int = 0) -> Encoder:
+        return Encoder(config.encoder, dim=dim, image_size=config.data.image_size)
+
+    context = BuildContext(
+        encoder=encoder,
+        dataset_size=0 if source is None else len(source),
+        classes=0 if source is None else len(source.classes),
+        seed=config.train.seed,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.derive_seed(config.train.seed, 0, rng.INITIAL))
+        return method_class(config.method).build(config.method, context)
+
+
+def _prepare(
+    config: Config, out: Path, device: torch.device, make_monitor: MakeMonitor | None
+) -> Session:
+    """All parts of a session; nothing is written."""
+    train = config.train
+    run_directory = RunDirectory(out, writes=distributed.rank() == 0)
+    _check_parts_of_batch(train.batch_size)
+    run_directory.check_compatible(config)
+    source, validation = train_and_validation(
+        config.data.source, config.data.validation, seed=train.seed
+    )
+    precision = pick_precision(train.precision, device)
+    method = build_method(config, source).to(device).train()
+    if train.batch_norm == "sync":
+        convert_sync_batch_norm(method, device)
+    method.to(memory_format=memory_format(method))
+    schedule = Schedule(config, loader.steps_per_epoch(source, train.batch_size))
+    state = TrainState(
+        method=method,
+        optimizer=build_optimizer(config.optim, method),
+        scaler=torch.amp.GradScaler(device.type, enabled=precision == torch.float16),
+        bad_files=BadFiles(config.data.max_bad_fraction, len(source)),
+    )
+    return Session(
+        config=config,
+        device=device,
+        precision=precision,
+        run_directory=run_directory,
+        source=source,
+        fingerprint=source.fingerprint(),
+        schedule=schedule,
+        transform=MultiViewTransform(view_specs(config), train.seed, config.data.image_size),
+        state=state,
+        monitor=make_monitor(config, source, validation) if make_monitor else None,
+        console=Console(schedule, train.batch_size, shown=run_directory.writes),
+        trackers=Trackers(config, run_directory),
+    )
+
+
+def _report_other_machine(session: Session, values: dict[str, Any] | None) -> None:
+    if values is None or session.state.step >= session.schedule.total:
+        return
+    before = {"processes": 1, **values["machine"]}
+    if before != session.machine:
+        session.warn("machine", resume.describe_change(before, session.machine))
+
+
+def _check_parts_of_batch(batch_size: int) -> None:
+    world = distributed.world_size()
+    if world > 1 and batch_size < 2 * world:
+        raise ValueError(
+            f"train.batch_size: got {batch_size} for {world} processes, need at least 2 images "
+            f"each: --train.batch_size {2 * world} or more, or fewer processes"
+        )

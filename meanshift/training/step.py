@@ -1,0 +1,108 @@
+"""One step of training: views, forward and backward pass, update of the weights."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from meanshift.data import loader
+from meanshift.methods import Batch, Method, Progress, StepOutput
+from meanshift.models.encoder import memory_format
+from meanshift.runtime import distributed, rng
+from meanshift.runtime.device import autocast
+
+if TYPE_CHECKING:
+    from meanshift.training.session import Session
+
+
+class _StepModule(nn.Module):
+    """The step of a method as a forward pass, which is what DistributedDataParallel wraps."""
+
+    def __init__(self, method: Method) -> None:
+        super().__init__()
+        self.method = method
+
+    def forward(self, batch: Batch) -> StepOutput:
+        return self.method.step(batch)
+
+
+class TrainStep:
+    """Takes the steps of a session."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.layout = memory_format(session.method)
+        if session.config.train.compile:
+            for encoder in session.method.encoders():
+                encoder.compile()
+        self.module = distributed.data_parallel(_StepModule(session.method), self._warm_up)
+
+    def __call__(self, images: loader.Batch, now: Progress) -> StepOutput:
+        """From images to updated weights."""
+        session = self.session
+        updates = session.schedule.updates_after(images.step)
+        torch.manual_seed(self._seed(images.step, rng.NETWORK) + distributed.rank())  # dropout
+        batch = self._augment(images)
+        session.method.before_forward(now)
+        with self._no_sync(updates):
+            with autocast(session.device, session.precision):
+                output: StepOutput = self.module(batch)
+            session.state.scaler.scale(output.loss * self._loss_scale(batch)).backward()
+        if updates:
+            self._update(now)
+        return output
+
+    def _augment(self, images: loader.Batch) -> Batch:
+        """The views of a batch, on the device."""
+        session = self.session
+        images = images.to(session.device)
+        views = session.transform.finish(images.images, images.epoch, images.ids)
+        shuffled = session.config.train.batch_norm == "shuffle"
+        return Batch(
+            views=tuple(view.contiguous(memory_format=self.layout) for view in views),
+            ids=images.ids.to(session.device, non_blocking=True),
+            labels=images.labels,
+            shuffle_seed=self._seed(images.step, rng.SHUFFLE) if shuffled else None,
+        )
+
+    def _update(self, now: Progress) -> None:
+        """Apply the gradients, then the method's moving averages."""
+        state, clip_norm = self.session.state, self.session.config.optim.clip_norm
+        self.session.method.before_update(now)
+        if clip_norm:
+            state.scaler.unscale_(state.optimizer)
+            parameters = [p for group in state.optimizer.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(parameters, clip_norm)
+        state.scaler.step(state.optimizer)
+        state.scaler.update()
+        state.optimizer.zero_grad(set_to_none=True)
+        self.session.method.after_update(now)
+
+    def _loss_scale(self, batch: Batch) -> float:
+        """DDP averages gradients over processes, which may have parts of different sizes."""
+        config = self.session.config
+        share = len(batch.ids) * distributed.world_size() / config.train.batch_size
+        return share / config.optim.accumulate
+
+    def _no_sync(self, updates: bool) -> AbstractContextManager[Any]:
+        """Without an update the gradients of the processes need not be added yet."""
+        if updates or not isinstance(self.module, DistributedDataParallel):
+            return nullcontext()
+        return self.module.no_sync()
+
+    def _seed(self, step: int, stream: int) -> int:
+        return rng.derive_seed(self.session.config.train.seed, step, stream)
+
+    def _warm_up(self, module: nn.Module) -> torch.Tensor:
+        """The loss of two black images, in eval mode, in which nothing is remembered."""
+        session = self.session
+        sizes = [view.size or session.transform.size for view in session.transform.views
+                 for _ in range(view.count)]  # fmt: skip
+        channels = session.source.channels
+        views = tuple(torch.zeros(2, channels, s, s, device=session.device) for s in sizes)
+        output: StepOutput = module(Batch(views, torch.arange(2, device=session.device)))
+        return output.loss
