@@ -1,11 +1,11 @@
-# Two commands: `make demo` and `make test`. Each sets up all that it needs under .venv.
+# Two commands: `make demo` and `make test`. Each sets up everything it needs under .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# pip of the system installs into the environment, so Debian's python3-venv is not needed.
-PIP = $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check install --quiet -c constraints.txt
+# The system's pip installs into the environment, so Debian's python3-venv is not needed.
+PIP := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check install -c constraints.txt
 
-.PHONY: demo test test-slow bench check format screenshots clean
+.PHONY: demo test test-slow test-extras campaigns bench check format screenshots clean
 
 demo: $(VENV)/.installed
 	$(BIN)/meanshift demo
@@ -13,12 +13,21 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev $(VENV)/.browser
 	$(BIN)/pytest -n 2
 
-test-slow: $(VENV)/.installed-dev
-	$(BIN)/pytest -m slow
+# Proofs that take many seconds each.
+test-slow: $(VENV)/.installed-dev $(VENV)/.browser
+	$(BIN)/pytest -n 2 -m 'slow and not extras' --timeout 1200
 
-# The speed figures, against libraries that nothing else here needs.
-bench: $(VENV)/.installed-bench
-	$(BIN)/meanshift bench
+# What needs optional libraries: Hugging Face datasets, faiss, lightly, TensorBoard.
+test-extras: $(VENV)/.installed-extras
+	$(BIN)/pytest -n 2 -m extras --timeout 1200
+
+# Random kills and hammering, for minutes; run them after a change of how runs are saved or stopped.
+campaigns: $(VENV)/.installed-dev
+	$(BIN)/pytest -n 2 -m 'campaign and not extras' --timeout 3600
+
+# The speed tables, against libraries that nothing else here needs.
+bench: $(VENV)/.installed-extras
+	$(BIN)/python -m benchmarks
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -35,7 +44,8 @@ screenshots: $(VENV)/.installed-dev $(VENV)/.browser
 	test -e $(RUN)/report.html || $(BIN)/meanshift demo --out $(RUN)
 	$(BIN)/python tools/make_screenshots.py $(RUN)
 
-# The pages are tested in a real browser where there is one or it can be had; else the tests say so.
+# The pages are tested in a real browser if there is one or it can be installed; otherwise those
+# tests are skipped.
 $(VENV)/.browser: | $(BIN)/python
 	@if command -v chromium >/dev/null || (test "$$(id -u)" = 0 && apt-get update -qq \
 	    && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null); then touch $@; \
@@ -44,16 +54,21 @@ $(VENV)/.browser: | $(BIN)/python
 $(BIN)/python:
 	$(PYTHON) -m venv --without-pip $(VENV)
 
+SIZE := PyTorch with CUDA is most of it: a download of about 2.5 GB and 6 GB on disk on Linux
+
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e .
+	@echo "Installing meanshift and its report into $(VENV). $(SIZE)."
+	$(PIP) -e '.[report]'
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing meanshift and the tools for its tests into $(VENV). $(SIZE)."
 	$(PIP) -e '.[dev]'
 	touch $@ $(VENV)/.installed
 
-$(VENV)/.installed-bench: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[dev,bench]'
+$(VENV)/.installed-extras: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing meanshift with all optional libraries into $(VENV). $(SIZE)."
+	$(PIP) -e '.[dev,bench,all]'
 	touch $@ $(VENV)/.installed-dev $(VENV)/.installed
 
 clean:

@@ -1,18 +1,18 @@
-"""The speed figures against others: `meanshift bench` runs these files from a clone.
+"""Speed tables against other programs, from a clone: `make bench` or `python -m benchmarks`.
 
-`authors` is the baseline, the paper's method written plainly the way its authors' program works.
-Each other file measures one table: contenders take turns in one run, and only ratios are told.
+Each table is a module with `rows(rounds)`. Contenders are measured alternately in one run, and only
+ratios are reported. `baseline` is the paper's method as its authors' program computes it.
 """
 
 from __future__ import annotations
 
-NAMES = {
+TABLES = {
     "training": "pre-training against the baseline, and a step against its bare encoders",
-    "searching": "search and loss by the size of the bank",
-    "views": "two views of a batch against torchvision's and lightly's",
-    "files": "a folder of JPEGs, and a packed one, to views of 224 pixels",
-    "judging": "k-NN, k-means and the linear layer against faiss and scikit-learn",
-    "starting": "how soon the front door answers and the demo trains",
-    "memory": "a training process against the sum of its parts",
-    "growth": "a step by the size of the bank, of the batch and of the images, with an image",
+    "search": "search and loss by the size of the bank",
+    "views": "two views of a batch against those of torchvision and lightly",
+    "decoding": "a folder of JPEGs, and a packed one, to views of 224 pixels",
+    "evaluation": "k-NN, k-means and the linear layer against faiss and scikit-learn",
+    "startup": "time until --help is printed and until the demo trains",
+    "memory": "memory of a training process against the sum of its parts",
+    "growth": "time of a step by the size of the bank, the batch and the images, with a plot",
 }

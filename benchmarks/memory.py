@@ -1,122 +1,128 @@
-"""The peak of a training process against the sum of its parts."""
+"""The peak memory of a training process against the sum of its parts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from benchmarks.apart import Apart
+from benchmarks.step import BareStep
 from benchmarks.table import Row
-from benchmarks.training import HALF
+from benchmarks.training import HALF_WIDTH
+from benchmarks.worker import Worker
 from meanshift.config import Config
-from meanshift.reproduce.laps import Laps
-from meanshift.reproduce.step import Contender
+from meanshift.reproduce.cost import PhaseTimer
 from meanshift.runtime.malloc import keep_memory
 
-NAMES = {
-    "half width, bank 65,536": HALF,
-    "half width, bank 524,288": replace(HALF, method=replace(HALF.method, bank_size=524_288)),
-    "half width, batch 1,024": replace(HALF, train=replace(HALF.train, batch_size=1024)),
+CONFIGS = {
+    "half width, bank 65,536": HALF_WIDTH,
+    "half width, bank 524,288": HALF_WIDTH.with_overrides({"method.bank_size": 524_288}),
+    "half width, batch 1,024": HALF_WIDTH.with_overrides({"train.batch_size": 1024}),
 }
-SMALL = HALF.with_overrides(
+TINY = HALF_WIDTH.with_overrides(
     {"encoder.width": 0.125, "method.bank_size": 64, "train.batch_size": 4, "data.image_size": 8}
 )
 
 
 def rows(_: int) -> Iterator[Row]:
-    for name, config in NAMES.items():
-        told, returned = (_ask(config, keep=keep) for keep in (True, False))
-        peak = told.pop("peak")
-        told["freed, and kept for the next step"] = peak - returned["peak"]
-        parts = ", ".join(f"{part} {size / peak:.0%}" for part, size in told.items())
-        yield Row(f"memory, {name}: not explained / the peak", (1 - sum(told.values()) / peak,),
-                  0.1, at_most=True, note=f"{peak / 2**20:,.0f} MB: {parts}")  # fmt: skip
+    for name, config in CONFIGS.items():
+        parts = _measure(config, keep_freed=True)
+        peak = parts.pop("peak")
+        parts["freed, and kept for the next step"] = (
+            peak - _measure(config, keep_freed=False)["peak"]
+        )
+        listed = ", ".join(f"{part} {size / peak:.0%}" for part, size in parts.items())
+        yield Row(
+            f"memory, {name}: not explained / the peak",
+            (1 - sum(parts.values()) / peak,),
+            0.1,
+            at_most=True,
+            note=f"{peak / 2**20:,.0f} MB: {listed}",
+        )
 
 
-def _ask(config: Config, *, keep: bool) -> dict[str, float]:
-    apart = Apart(peak_and_parts, config, keep)
-    told: dict[str, float] = apart.ask()
-    apart.end()
-    return told
+def _measure(config: Config, *, keep_freed: bool) -> dict[str, float]:
+    worker = Worker(peak_and_parts, config, keep_freed)
+    parts: dict[str, float] = worker.next()
+    worker.close()
+    return parts
 
 
-def peak_and_parts(config: Config, keep: bool) -> Iterator[dict[str, float]]:
-    """Bytes of a process that trains, and of what it is known to hold at its peak."""
-    if keep:
+def peak_and_parts(config: Config, keep_freed: bool) -> Iterator[dict[str, float]]:
+    """Bytes of a process that trains, and of what is known to be in memory at its peak."""
+    if keep_freed:
         keep_memory()
     yield {}
-    Contender(SMALL).step(Laps())  # much of torch is loaded by the first step
+    BareStep(TINY).step(PhaseTimer())  # much of torch is loaded by the first step
     python = resident("RssAnon")
     reset_peak()
-    contender = Contender(config)
-    method, optimizer = contender.method, contender.optimizer
+    timed_step = BareStep(config)
+    method = timed_step.method
     for _ in range(3):
-        contender.step(Laps())
-    peak, code = resident("VmHWM"), resident("RssFile") + resident("RssShmem")
+        timed_step.step(PhaseTimer())
+    peak = resident("VmHWM")
+    code = resident("RssFile") + resident("RssShmem")
     bank = size_of(method.bank.buffers()) if method.bank is not None else 0
-    weights = size_of(method.parameters()) + size_of(method.buffers()) - bank
-    learning = size_of(p for p in method.parameters() if p.requires_grad)
-    momentum = size_of(v for state in optimizer.state.values() for v in state.values()
-                       if isinstance(v, Tensor))  # fmt: skip
-    saved, working = activations(contender)
+    states = [value for state in timed_step.optimizer.state.values() for value in state.values()]
+    saved, target_forward = activations(timed_step)
     yield {
         "peak": peak,
         "code": code,
         "Python and torch": python,
-        "weights": weights,
-        "gradients": learning,
-        "optimizer": momentum,
+        "weights": size_of(method.parameters()) + size_of(method.buffers()) - bank,
+        "gradients": size_of(p for p in method.parameters() if p.requires_grad),
+        "optimizer": size_of(state for state in states if isinstance(state, Tensor)),
         "bank": bank,
-        # Bytes of the images; as floats the fixed batch, the target's view and the online one.
-        "views": contender.images.nbytes + 3 * contender.fixed.nbytes,
+        # The images as bytes; as floats the random view, the target's view and the online view.
+        "views": timed_step.images.nbytes + 3 * timed_step.view.nbytes,
         "activations": saved,
-        "the target's forward": working,
+        "the target's forward": target_forward,
     }
 
 
-def activations(contender: Contender) -> tuple[int, int]:
-    """Bytes kept for the backward pass, and the most that the target's forward needs besides."""
-    method, kept = contender.method, dict[int, int]()
-    known = {held.untyped_storage().data_ptr() for held in (*method.parameters(), contender.fixed)}
+def activations(timed_step: BareStep) -> tuple[int, int]:
+    """Bytes saved for the backward pass, and the most that the target's forward pass adds."""
+    method = timed_step.method
+    counted = (*method.parameters(), timed_step.view)
+    excluded = {tensor.untyped_storage().data_ptr() for tensor in counted}
+    saved: dict[int, int] = {}
 
-    def keep(saved: Tensor) -> Tensor:
-        storage = saved.untyped_storage()
-        if storage.data_ptr() not in known:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return saved
+    def count(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in excluded:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
-        v = method.predict(contender.fixed)
-    sizes = list[int]()
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        v = method.predict(timed_step.view)
+    outputs: list[int] = []
     hooks = [
-        module.register_forward_hook(lambda _m, _i, out: sizes.append(out.nbytes))
+        module.register_forward_hook(lambda _module, _input, out: outputs.append(out.nbytes))
         for module in method.target.modules()
         if not list(module.children())
     ]
-    method.project(contender.fixed)
+    method.project(timed_step.view)
     for hook in hooks:
         hook.remove()
     del v
-    return sum(kept.values()), 3 * max(sizes)  # what goes in, what comes out, and the shortcut
+    return sum(saved.values()), 3 * max(outputs)  # input, output, and the shortcut
 
 
-def size_of(tensors: Iterator[Tensor] | Iterator[nn.Parameter]) -> int:
-    return sum(held.nbytes for held in tensors)
+def size_of(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
 
 
-def resident(which: str) -> int:
-    """Bytes of this process that are in memory, by the name that the system has for them."""
+def resident(name: str) -> int:
+    """Bytes of this process that are in memory, by a name of /proc/self/status."""
     status = Path("/proc/self/status").read_text()
-    found = re.search(rf"{which}:\s+(\d+) kB", status)
-    assert found is not None
-    return 1024 * int(found[1])
+    match = re.search(rf"{name}:\s+(\d+) kB", status)
+    assert match is not None
+    return 1024 * int(match[1])
 
 
 def reset_peak() -> None:
-    """From now on VmHWM counts anew."""
+    """Let VmHWM start again from the present memory."""
     Path("/proc/self/clear_refs").write_text("5")

@@ -1,4 +1,4 @@
-"""Every table in one run: ratios on the screen, and in a file with the machine's description."""
+"""Run tables: ratios on the screen, and in a file with the description of the machine."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from benchmarks.table import Row, describe
+from benchmarks.table import Row, format_rows
 from meanshift.runtime.device import pick_precision
-from meanshift.runtime.run_directory import environment, write_text
+from meanshift.runtime.files import write_text
+from meanshift.runtime.run_directory import environment
 
 
-def run(
+def run_tables(
     names: Sequence[str],
     *,
     rounds: int,
@@ -22,16 +24,19 @@ def run(
     photos: Path | None = None,
     features: Path | None = None,
 ) -> list[Row]:
-    """Measure, print each row as soon as it is known, and keep all in `out`/bench.json."""
+    """Measure, print each row when it is measured, and write all rows to `out`/bench.json."""
+    options: dict[str, dict[str, Any]] = {
+        "growth": {"out": out},
+        "decoding": {"photos": photos},
+        "evaluation": {"features_file": features},
+    }
     rows: list[Row] = []
-    print(describe([]), flush=True)
+    print(format_rows([]), flush=True)
     for name in names:
-        given: dict[str, Path | None] = {"out": out} if name == "growth" else {}
-        given |= {"folder": photos} if name == "files" else {}
-        given |= {"embedded": features} if name == "judging" else {}
-        for row in importlib.import_module(f"benchmarks.{name}").rows(rounds, **given):
+        table = importlib.import_module(f"benchmarks.{name}")
+        for row in table.rows(rounds, **options.get(name, {})):
             rows.append(row)
-            print(describe([row]).partition("\n")[2], flush=True)
+            print(format_rows([row]).partition("\n")[2], flush=True)
     about = environment()
     about["machine"] |= {
         "processor": _processor(),
@@ -39,19 +44,19 @@ def run(
         "threads": torch.get_num_threads(),
         "native precision": str(pick_precision("auto", torch.device("cpu"))),
     }
-    told = {"rounds": rounds, "rows": [row.to_dict() for row in rows], **about}
+    contents = {"rounds": rounds, "rows": [row.to_dict() for row in rows], **about}
     out.mkdir(parents=True, exist_ok=True)
-    write_text(out / "bench.json", json.dumps(told, indent=2) + "\n")
-    print(f"\nkept in {out / 'bench.json'}")
+    write_text(out / "bench.json", json.dumps(contents, indent=2) + "\n")
+    print(f"\nwritten to {out / 'bench.json'}")
     return rows
 
 
 def _processor() -> str:
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text().splitlines() if told.exists() else []
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if "model name" in line), "")
 
 
 def _memory() -> str:
-    told = Path("/proc/meminfo")
-    return told.read_text().partition("\n")[0].partition(":")[2].strip() if told.exists() else ""
+    file = Path("/proc/meminfo")
+    return file.read_text().partition("\n")[0].partition(":")[2].strip() if file.exists() else ""

@@ -1,4 +1,4 @@
-"""One figure of speed: a ratio by turns, its spread, and the goal that it was set."""
+"""One row of a speed table: ratios of alternating measurements, their range, and a goal."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-Lap = Callable[[], float]
-"""Works once and tells how long it took."""
+Measure = Callable[[], float]
+"""Works once and returns its seconds."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What was compared, a ratio for each turn, and the goal: at least it, or at most."""
+    """What was compared, a ratio per round, and the goal: at least it, or at most."""
 
-    what: str
+    title: str
     ratios: tuple[float, ...]
     goal: float | None = None
     at_most: bool = False
@@ -37,49 +37,50 @@ class Row:
         return {**asdict(self), "ratio": self.ratio, "met": self.met}
 
 
-def timed(work: Callable[[], object]) -> Lap:
-    """A lap on the clock."""
+def timed(work: Callable[[], object]) -> Measure:
+    """A function that calls `work` and returns the seconds that it took."""
 
-    def lap() -> float:
-        begun = time.perf_counter()
+    def measure() -> float:
+        start = time.perf_counter()
         work()
-        return time.perf_counter() - begun
+        return time.perf_counter() - start
 
-    return lap
+    return measure
 
 
-def by_turns(
-    contenders: Mapping[str, Lap], rounds: int, *, warm: bool = True
+def alternate(
+    contenders: Mapping[str, Measure], rounds: int, *, warm_up: bool = True
 ) -> dict[str, list[float]]:
-    """Seconds of each contender, turn by turn, so that a noisy machine is noisy to all."""
-    taken: dict[str, list[float]] = {name: [] for name in contenders}
-    if warm:  # the first lap allocates
-        for lap in contenders.values():
-            lap()
+    """Seconds of each contender, measured alternately: a noisy machine disturbs all alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    if warm_up:  # the first call allocates memory
+        for measure in contenders.values():
+            measure()
     for _ in range(rounds):
-        for name, lap in contenders.items():
-            taken[name].append(lap())
-    return taken
+        for name, measure in contenders.items():
+            seconds[name].append(measure())
+    return seconds
 
 
 def installed(package: str) -> bool:
-    """Whether a peer can be measured; without it its rows are left out."""
+    """Whether a library can be measured; without it its rows are left out."""
     return importlib.util.find_spec(package) is not None
 
 
-def over(slower: Iterable[float], faster: Iterable[float]) -> tuple[float, ...]:
-    """How many times as long the first took, in each turn."""
+def ratios(slower: Iterable[float], faster: Iterable[float]) -> tuple[float, ...]:
+    """How many times as long the first took, in each round."""
     return tuple(a / b for a, b in zip(slower, faster, strict=True))
 
 
-def describe(rows: Iterable[Row]) -> str:
+def format_rows(rows: Iterable[Row]) -> str:
     """The table as text."""
-    lines = [f"{'':76}{'ratio':>8}  {'spread':>14}  {'goal':>7}"]
+    lines = [f"{'':76}{'ratio':>8}  {'range':>14}  {'goal':>7}"]
     for row in rows:
-        spread = f"{min(row.ratios):.3g} to {max(row.ratios):.3g}" if len(row.ratios) > 1 else ""
+        several = len(row.ratios) > 1
+        between = f"{min(row.ratios):.3g} to {max(row.ratios):.3g}" if several else ""
         goal = "" if row.goal is None else f"{'<=' if row.at_most else '>='} {row.goal:g}"
         mark = {True: "  met", False: "  MISSED", None: ""}[row.met]
-        lines.append(f"{row.what:76}{row.ratio:8.3g}  {spread:>14}  {goal:>7}{mark}")
+        lines.append(f"{row.title:76}{row.ratio:8.3g}  {between:>14}  {goal:>7}{mark}")
         if row.note:
             lines.append(f"    {row.note}")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The two views of a batch against torchvision's per-image pipeline and lightly's."""
+"""The two views of a batch against per-image pipelines of torchvision and lightly."""
 
 from __future__ import annotations
 
@@ -9,73 +9,84 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks import authors, files
-from benchmarks.apart import Apart
-from benchmarks.table import Row, by_turns, installed, over, timed
-from meanshift.config import Views
+from benchmarks import baseline, decoding
+from benchmarks.table import Row, alternate, installed, ratios, timed
+from benchmarks.worker import Worker
+from meanshift.config import Config, Views
 from meanshift.data import open_source
+from meanshift.methods import view_specs
 from meanshift.runtime.malloc import keep_memory
-from meanshift.transforms.augment import TwoViews
+from meanshift.transforms.augment import MultiViewTransform
 
-BATCH = 256
+BATCH_SIZE = 256
 
 
 def rows(rounds: int) -> Iterator[Row]:
-    """Weak and strong by the paper's chances, blur included; one thread for everybody."""
+    """Weak and strong with the paper's probabilities, blur included; one thread for each."""
     for size, goal in ((32, 10.0), (224, 2.0)):
         names = ["ours", "torchvision", *(["lightly"] if installed("lightly") else [])]
-        contenders = {name: Apart(one_thread, name, size) for name in names}
-        took = by_turns({name: one.lap for name, one in contenders.items()}, rounds, warm=False)
-        for one in contenders.values():
-            one.end()
-        what = f"views, weak + strong, {BATCH} of {size} px"
-        ratios = {name: over(laps, took["ours"]) for name, laps in took.items()}
-        yield Row(f"{what}: / torchvision's transforms one by one", ratios["torchvision"], goal)
-        if "lightly" in ratios:
-            yield Row(f"{what}: / lightly's MoCo v2 (two strong)", ratios["lightly"])
+        workers = {name: Worker(one_thread, name, size) for name in names}
+        contenders = {name: worker.seconds for name, worker in workers.items()}
+        seconds = alternate(contenders, rounds, warm_up=False)
+        for worker in workers.values():
+            worker.close()
+        title = f"views, weak + strong, {BATCH_SIZE} of {size} px"
+        ours = seconds["ours"]
+        yield Row(
+            f"{title}: / torchvision's transforms one by one",
+            ratios(seconds["torchvision"], ours),
+            goal,
+        )
+        if "lightly" in seconds:
+            yield Row(
+                f"{title}: / lightly's MoCo v2 (two strong)", ratios(seconds["lightly"], ours)
+            )
 
 
 def one_thread(name: str, size: int) -> Iterator[float]:
-    """Seconds for the views of a batch; a per-image pipeline has no use for a second thread."""
+    """Seconds for the views of a batch; a per-image pipeline cannot use a second thread."""
     torch.set_num_threads(1)
-    images = _images(size)
-    whole = [Image.fromarray(one) for one in images]
+    pixels = _images(size)
+    images = [Image.fromarray(each) for each in pixels]
     if name == "ours":
         keep_memory()
-        two_views, ids, epochs = TwoViews(Views(), 0, size), torch.arange(BATCH), itertools.count()
-        batch = torch.from_numpy(images)
+        transform = MultiViewTransform(view_specs(Config()), 0, size)
+        ids = torch.arange(BATCH_SIZE)
+        epochs = itertools.count()
+        batch = torch.from_numpy(pixels)
         planes = list(batch.permute(0, 3, 1, 2))
 
         def work() -> object:
             epoch = next(epochs)
-            held = batch if size <= 64 else two_views.crop(planes, epoch, ids)
-            return two_views.finish(held, epoch, ids)
+            cropped = batch if size <= 64 else transform.crop(planes, epoch, ids)
+            return transform.finish(cropped, epoch, ids)
 
     elif name == "torchvision":
-        weak, strong = authors.weak_and_strong(Views(), size)
+        weak, strong = baseline.weak_and_strong(Views(), size)
 
         def work() -> object:
-            return torch.stack([weak(one) for one in whole]), torch.stack(
-                [strong(one) for one in whole]
-            )
+            weak_views = torch.stack([weak(image) for image in images])
+            strong_views = torch.stack([strong(image) for image in images])
+            return weak_views, strong_views
 
     else:
         from lightly.transforms import MoCoV2Transform
 
-        both = MoCoV2Transform(input_size=size)
+        two_views = MoCoV2Transform(input_size=size)
 
         def work() -> object:
-            return [torch.stack(views) for views in zip(*(both(one) for one in whole), strict=True)]
+            pairs = [two_views(image) for image in images]
+            return [torch.stack(views) for views in zip(*pairs, strict=True)]
 
-    lap = timed(work)
-    for _ in range(3 if name == "ours" else 1):  # what was allocated once is kept
-        lap()
+    measure = timed(work)
+    for _ in range(3 if name == "ours" else 1):  # until memory is allocated
+        measure()
     yield 0.0
     while True:
-        yield lap()
+        yield measure()
 
 
 def _images(size: int) -> np.ndarray:
     if size == 32:
-        return open_source("sample")["train"].gather(torch.arange(BATCH)).numpy()
-    return np.stack([np.asarray(one) for one in files.photographs(BATCH)])
+        return open_source("sample")["train"].read_batch(torch.arange(BATCH_SIZE)).numpy()
+    return np.stack([np.asarray(image) for image in decoding.photographs(BATCH_SIZE)])

@@ -1,33 +1,42 @@
-"""Shapes are proven here: every annotated function is checked while the tests run."""
+"""Settings of every test run, and fixtures that many tests share.
+
+Shapes are proven here: every annotated function of the package is checked while the tests run.
+"""
 
 import os
 import shutil
 
-os.environ["OMP_NUM_THREADS"] = "1"  # the test workers share few cores; set before torch loads
+# Before torch is loaded: the test workers share few cores, and forked processes print only what
+# the program itself prints.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from jaxtyping import install_import_hook
 
 install_import_hook("meanshift", "beartype.beartype")
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 torch.set_num_threads(1)
+hypothesis.settings.register_profile("no deadline", deadline=None)  # the cores may be busy
+hypothesis.settings.load_profile("no deadline")
 
 
 @pytest.fixture
 def make_images():
-    """Writes a folder of small random JPEGs: `{class or "": count}` to files, reproducibly."""
+    """Write a folder of small random JPEG files: `{class or "": count}`, reproducibly."""
 
     def make(root, counts, size=(40, 48), seed=0):
-        random = np.random.default_rng(seed)
+        rng = np.random.default_rng(seed)
         for name, count in counts.items():
             folder = root / name
             folder.mkdir(parents=True, exist_ok=True)
             for index in range(count):
-                pixels = random.integers(0, 256, (*size, 3), dtype=np.uint8)
+                pixels = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / f"{index:03d}.jpg")
         return root
 
@@ -36,7 +45,7 @@ def make_images():
 
 @pytest.fixture
 def call(capsys):
-    """Runs a command in this process: (exit code, standard output, standard error)."""
+    """Run a command in this process: (exit code, standard output, standard error)."""
     from meanshift.cli import main
 
     def run(*arguments):
@@ -52,7 +61,7 @@ def call(capsys):
 
 @pytest.fixture(scope="session")
 def chromium():
-    """A real browser, driven by Playwright; where there is none, the tests say so."""
+    """A real browser, driven by Playwright; without one the tests are skipped."""
     found = shutil.which("chromium") or shutil.which("google-chrome")
     if found is None:
         pytest.skip("no chromium here; install it with: apt-get install chromium")

@@ -1,4 +1,8 @@
-"""The front door: the only room that parses arguments; heavy imports happen inside the commands."""
+"""The command line. Only this package parses arguments; commands import heavy modules when run.
+
+Each command is a module with `HELP`, `add_arguments(parser)` and `run(args)`. A command whose flags
+are the settings of a run also has `base_config(argv)`, the configuration that they change.
+"""
 
 from __future__ import annotations
 
@@ -6,78 +10,111 @@ import argparse
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from meanshift import __version__
-from meanshift.cli import judging, packing, pretrain, repeating, seeing, showing
-from meanshift.cli.speaking import complain, refuse_many, say
+from meanshift.cli import (
+    demo,
+    embed,
+    evaluate,
+    explore,
+    export,
+    figures,
+    methods,
+    pack,
+    pretrain,
+    recipes,
+    report,
+    reproduce,
+)
+from meanshift.cli.output import check_single_process, print_error, print_status
+from meanshift.cli.settings import add_settings, refuse_unknown_settings
+from meanshift.config import Config
 from meanshift.runtime.malloc import keep_memory
 
-Command = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
-"""How a file of commands adds one: its name, what runs it, its help."""
+COMMANDS: dict[str, Any] = {
+    "demo": demo,
+    "pretrain": pretrain,
+    "evaluate": evaluate,
+    "embed": embed,
+    "export": export,
+    "figures": figures,
+    "report": report,
+    "explore": explore,
+    "reproduce": reproduce,
+    "recipes": recipes,
+    "methods": methods,
+    "pack": pack,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; a user's mistake becomes one clear message and exit code 2."""
-    parser = _parser()
-    given = parser.parse_args(arguments)
-    if given.run is None:
-        parser.print_help()
-        return 0
-    warnings.showwarning = _show_warning
-    keep_memory()
-    _wait_asleep()
+    """Run one command; an error of the user becomes one message and the exit code 2."""
+    _set_environment()
+    warnings.showwarning = _print_warning
     try:
-        if not given.processes:
-            refuse_many(given.command)
-        code: int = given.run(given)
+        args = parse_arguments(sys.argv[1:] if arguments is None else arguments)
+        if not args.several_processes:
+            check_single_process(args.command)
+        keep_memory()
+        code: int = COMMANDS[args.command].run(args)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # the reader of our output has seen enough
+    except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError) as error:
-        complain(error)
+        print_error(error)
         return 2
     except KeyboardInterrupt:
         print("meanshift: interrupted", file=sys.stderr)
         return 130
 
 
-def _wait_asleep() -> None:
-    """Threads that wait for each other sleep sooner; before torch is loaded, which asks once.
-
-    By default they keep their cores busy for so long that loader workers, or anything else that
-    computes, get too little of them.
-    """
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "30000")
-    # A lost process is told of in a sentence; the frames of a library's stack would bury it.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-
-
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    say(f"warning: {message}")
-
-
-def _parser() -> argparse.ArgumentParser:
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments of a command; only the command that is named gets its flags."""
     parser = argparse.ArgumentParser(
         prog="meanshift",
         description="Learn from images without labels, by Mean Shift.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"meanshift {__version__}")
-    parser.set_defaults(run=None)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    chosen = parser
+    base: Config | None = None
+    for name, command in COMMANDS.items():
+        added = commands.add_parser(
+            name, help=command.HELP, description=command.HELP, allow_abbrev=False
+        )
+        added.set_defaults(several_processes=False)
+        if argv and argv[0] == name:
+            chosen = added
+            command.add_arguments(added)
+            if hasattr(command, "base_config"):
+                base = command.base_config(argv[1:])
+                add_settings(added, base)
+    args, unknown = parser.parse_known_args(argv)
+    if args.command is None:
+        parser.print_help()
+        parser.exit()
+    if unknown and base is not None:
+        refuse_unknown_settings(base, unknown)
+    if unknown:
+        chosen.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return args
 
-    def command(
-        name: str, run: Callable[[argparse.Namespace], int], help: str
-    ) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
-        added.set_defaults(run=run, command=name, processes=False)
-        return added
 
-    for part in (pretrain, packing, judging, seeing, repeating, showing):
-        part.add(command)
-    return parser
+def _set_environment() -> None:
+    """Set what torch reads when it is imported.
+
+    OpenMP threads that wait for each other busily take the cores from loader workers: they sleep
+    sooner. A lost process is reported in one sentence, without the stack of a library.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "30000")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
+def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    print_status(f"warning: {message}")

@@ -1,120 +1,74 @@
-"""`meanshift demo` and `meanshift pretrain`."""
+"""`meanshift pretrain`: train, or continue a run that was stopped."""
 
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meanshift.cli.settings import add_settings, configure
-from meanshift.cli.speaking import say
+from meanshift.cli.arguments import SOURCE
+from meanshift.cli.output import print_result, print_status
+from meanshift.cli.settings import configure, scan_start
 from meanshift.config import Config
-from meanshift.config.recipes import RECIPES, recipe
+from meanshift.config.recipes import RECIPES
 
 if TYPE_CHECKING:
-    from meanshift.cli import Command
     from meanshift.data import Source
-    from meanshift.training.session import Monitor
+    from meanshift.training.session import MakeMonitor, Monitor
+
+HELP = "train; the same command continues a run that was stopped"
 
 
-def add(command: Command) -> None:
-    demo = command(
-        "demo", _demo, "the whole path on shipped images: train, judge, draw the report page"
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help=f"one of {', '.join(RECIPES)}")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="a whole configuration instead of a recipe, such as RUN/config.json; flags win",
     )
-    demo.add_argument(
-        "--out", type=Path, default=Path("runs/demo"), metavar="RUN", help="run directory"
+    parser.add_argument("--data", metavar="SOURCE", help=SOURCE)
+    parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="run directory")
+    parser.set_defaults(several_processes=True)
+    parser.epilog = (
+        "The settings above are those of one method. To see those of another one, name it: "
+        "meanshift pretrain small --method.name byol-asym --help"
     )
-    add_settings(demo)
-
-    pretrain = command(
-        "pretrain", _pretrain, "train; the same command continues a run that was stopped"
-    )
-    pretrain.set_defaults(processes=True)
-    pretrain.add_argument("recipe", metavar="RECIPE", help=f"one of {', '.join(RECIPES)}")
-    pretrain.add_argument(
-        "--data",
-        metavar="SOURCE",
-        help="folder, .npz or .npy file, tar shards, hf:NAME, named dataset, or sample",
-    )
-    pretrain.add_argument("--out", type=Path, required=True, metavar="RUN", help="run directory")
-    add_settings(pretrain)
 
 
-def _pretrain(given: argparse.Namespace) -> int:
-    config = configure(given, recipe(given.recipe))
-    return _train(config, given.out)
+def base_config(argv: Sequence[str]) -> Config:
+    return scan_start(argv)
 
 
-def _train(config: Config, out: Path) -> int:
+def run(args: argparse.Namespace) -> int:
+    return train(configure(args), args.out, make_knn_monitor)
+
+
+def train(config: Config, out: Path, make_monitor: MakeMonitor) -> int:
+    """Train in this process; the exit code says whether a signal stopped the run."""
     from meanshift.runtime.signals import Stopped
     from meanshift.training.loop import pretrain
 
     try:
-        run = pretrain(config, out, monitor=_monitor)
+        folder = pretrain(config, out, monitor=make_monitor)
     except Stopped as stopped:
-        say(f"meanshift: {stopped}")
+        print_status(f"meanshift: {stopped}")
         return stopped.code
-    say(f"finished: {run}", result=True)
+    print_result(f"finished: {folder}")
     return 0
 
 
-def _monitor(config: Config, train: Source, validation: Source | None) -> Monitor | None:
-    """k-NN on the validation images, for the loop, which knows no evaluation."""
+def make_knn_monitor(config: Config, train: Source, validation: Source | None) -> Monitor | None:
+    """k-NN on the validation images; the training loop itself imports no evaluation."""
     from meanshift.evaluation.knn import KNNMonitor
 
     if validation is None or not train.labeled or not validation.labeled:
-        why = "no validation images" if validation is None and train.labeled else "no labels"
-        say(f"{train.name}: {len(train)} images, {why}: no k-NN while training")
+        reason = "no validation images" if validation is None and train.labeled else "no labels"
+        print_status(f"{train.name}: {len(train)} images, {reason}: no k-NN while training")
         return None
-    say(
+    print_status(
         f"{train.name}: {len(train)} training images, {len(validation)} validation images for "
         f"k-NN, {len(train.classes)} classes"
     )
     return KNNMonitor(train, validation, image_size=config.data.image_size)
-
-
-def _demo(given: argparse.Namespace) -> int:
-    from meanshift.data import train_and_validation
-    from meanshift.evaluation import cluster, knn
-    from meanshift.evaluation.context import EvaluationContext
-    from meanshift.models.weights import load_weights
-    from meanshift.training.console import table
-    from meanshift.viz.report.page import write_report
-    from meanshift.viz.run_reader import Run
-
-    config = configure(given, recipe("demo"))
-    train, held = train_and_validation(
-        config.data.source, config.data.validation, seed=config.train.seed
-    )
-    if held is None or not (train.uniform and train.labeled and held.labeled):
-        raise ValueError(f"{config.data.source}: need labeled arrays with a held-out part")
-    code = _train(config, given.out)
-    if code:
-        return code
-    figures = dict[str, dict[str, float]]()
-    for title, spec in {
-        "raw pixels": "pixels",
-        "untrained encoder": f"untrained:{given.out}",
-        "after Mean Shift training": str(given.out),
-    }.items():
-        weights = load_weights(spec)
-        subject = EvaluationContext(
-            replace(weights, name="pixels") if spec == "pixels" else weights,
-            config.data.source,
-            device=config.train.device,
-            image_size=config.data.image_size,
-            home=given.out,
-        )
-        result = knn.evaluate(subject)
-        subject.save(result)
-        figures[title] = result.figures
-    subject.save(cluster.evaluate(subject))
-    print(f"\nheld-out images, accuracy in %\n{table(figures)}\n\ndrawing the report ...")
-    page = write_report([Run(given.out)], given.out / "report.html")
-    program = sys.argv[0] if Path(sys.argv[0]).name == "meanshift" else "meanshift"
-    walk = f"{program} explore {shlex.quote(str(given.out))}"
-    print(f"open {page.resolve()}\nor walk through the run with: {walk}")
-    return 0

@@ -1,34 +1,164 @@
-"""Every setting of a run as a flag."""
+"""Every setting of a run as a flag; which settings there are depends on the method."""
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
 
-from meanshift.config import Config, settings
-
-
-def add_settings(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("settings", "any of them, over those of the recipe")
-    for name, kind, default, text in settings():
-        group.add_argument(
-            f"--{name}",
-            dest=f"setting {name}",
-            nargs="?" if kind is bool else None,
-            const="true" if kind is bool else None,
-            metavar="VALUE",
-            help=f"{text} [{default}]".replace("%", "%%"),
-        )
+from meanshift.cli.output import print_status
+from meanshift.config import METHODS, Config, differences, settings
+from meanshift.config.methods import settings_class
+from meanshift.config.recipes import RECIPES, recipe
 
 
-def configure(given: argparse.Namespace, base: Config) -> Config:
-    own = {} if getattr(given, "data", None) is None else {"data.source": given.data}
-    return base.with_overrides(chosen(given) | own)
+def add_settings(parser: argparse.ArgumentParser, config: Config) -> None:
+    """Add a flag for each setting of a configuration; the help shows the values that it has."""
+    short_usage = parser.format_usage().removeprefix("usage: ").strip()
+    parser.usage = f"{short_usage} [--SETTING VALUE ...]"
+    values = config.to_dict()
+    every = settings(type(config.method))
+    for group, members in itertools.groupby(every, key=lambda each: each[0].partition(".")[0]):
+        summary = (type(getattr(config, group)).__doc__ or "").partition("\n")[0]
+        flags = parser.add_argument_group(f"{group} settings", summary.replace("%", "%%"))
+        for path, kind, _, text in members:
+            value = values[group][path.partition(".")[2]]
+            _add_flag(flags, path, kind, help=f"{text} [{_as_text(value)}]".replace("%", "%%"))
 
 
-def chosen(given: argparse.Namespace) -> dict[str, str]:
-    """The settings that were typed."""
+def typed_settings(args: argparse.Namespace) -> dict[str, str]:
+    """The settings that were typed, by their dotted names."""
+    typed = {name: value for name, value in vars(args).items() if "." in name}
+    module = typed.get("method.module", "")
+    file, colon, name = module.rpartition(":")
+    if file.endswith(".py"):  # a run may be continued or evaluated from another folder
+        typed["method.module"] = f"{Path(file).expanduser().resolve()}{colon}{name}"
+    return typed
+
+
+def configure(args: argparse.Namespace) -> Config:
+    """The configuration of `pretrain` and `demo`: a recipe or a file, changed by the flags.
+
+    Another method brings its own views, optimizer and schedule: these changes are printed.
+    """
+    start = read_start(args.recipe, args.config)
+    typed = typed_settings(args)
+    if getattr(args, "data", None) is not None:
+        typed["data.source"] = args.data
+    config = start.with_overrides(typed)
+    changes = {} if same_method(start, config) else method_changes(start, config, typed)
+    if changes:
+        name = args.recipe or args.config
+        lines = [f"  {path}: {new} ({name}: {old})" for path, (old, new) in changes.items()]
+        print_status("\n".join([f"{describe_method(config)} changes these settings:", *lines]))
+    return config
+
+
+def read_start(recipe_name: str | None, file: Path | None) -> Config:
+    """The configuration that flags change: that of a recipe, or of a file."""
+    if recipe_name is not None and file is not None:
+        raise ValueError(f"got the recipe {recipe_name} and --config {file}; need one of them")
+    if recipe_name is not None:
+        return recipe(recipe_name)
+    if file is None:
+        raise ValueError(f"need a recipe ({', '.join(RECIPES)}) or --config FILE")
+    try:
+        return Config.from_json(file.expanduser().read_text())
+    except OSError as error:
+        raise ValueError(
+            f"--config: {file} cannot be read ({error.strerror}); need a file as RUN/config.json"
+        ) from None
+    except ValueError as error:
+        raise ValueError(f"--config: {file}: {error}") from None
+
+
+def scan_start(argv: Sequence[str]) -> Config:
+    """The recipe or file on a command line, with its method, before the other flags are known.
+
+    The flags of the real parser are those of this method. What cannot be parsed is left for the
+    real parser to report.
+    """
+    scanner = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    scanner.add_argument("--method.module", default="")
+    try:
+        module = vars(scanner.parse_known_args(argv)[0])["method.module"]
+        methods = [*METHODS.values(), *([settings_class("", module)] if module else [])]
+        kinds = {path: kind for method in methods for path, kind, *_ in settings(method)}
+        for path, kind in kinds.items():
+            if path != "method.module":
+                _add_flag(scanner, path, kind)
+        scanner.add_argument("recipe", nargs="?")
+        scanner.add_argument("--config", type=Path)
+        for option in ("--data", "--out"):
+            scanner.add_argument(option)
+        namespace, unknown = scanner.parse_known_args(argv)
+    except argparse.ArgumentError:
+        return Config()
+    found = vars(namespace)
+    start = Config()
+    refuse_unknown_settings(start.with_overrides({"method.module": module}), unknown)
+    if found["recipe"] is not None or found["config"] is not None:
+        start = read_start(found["recipe"], found["config"])
+    method = {path: found[path] for path in ("method.name", "method.module") if found.get(path)}
+    return start.with_overrides(method)
+
+
+def refuse_unknown_settings(config: Config, words: Sequence[str]) -> None:
+    """Raise ValueError for a flag such as --method.kk, with the names of the nearest settings."""
+    for word in words:
+        path, _, _ = word.removeprefix("--").partition("=")
+        if word.startswith("--") and "." in path:
+            config.with_overrides({path: ""})
+
+
+def same_method(one: Config, other: Config) -> bool:
+    return (one.method.name, one.method.module) == (other.method.name, other.method.module)
+
+
+def method_changes(
+    start: Config, config: Config, typed: dict[str, str]
+) -> dict[str, tuple[Any, Any]]:
+    """The settings that another method changed by itself: those that both have, and none typed."""
     return {
-        key.removeprefix("setting "): value
-        for key, value in vars(given).items()
-        if key.startswith("setting ") and value is not None
+        path: (_as_text(old), _as_text(new))
+        for path, (old, new) in differences(start, config).items()
+        if path not in typed and path.partition(".")[0] in ("views", "optim", "method")
+        if path != "method.name" and old is not None and new is not None
     }
+
+
+def describe_method(config: Config) -> str:
+    module = f" of {config.method.module}" if config.method.module else ""
+    return f"the method {config.method.name}{module}"
+
+
+def _add_flag(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, path: str, kind: Any, **more: Any
+) -> None:
+    """A flag whose value stays text until the configuration parses it."""
+    optional: dict[str, Any] = {"nargs": "?", "const": "true"} if kind is bool else {}
+    parser.add_argument(
+        f"--{path}",
+        dest=path,
+        default=argparse.SUPPRESS,
+        metavar=_metavar(Literal[*METHODS] if path == "method.name" else kind),
+        **optional,
+        **more,
+    )
+
+
+def _metavar(kind: Any) -> str:
+    """What a value may be, as the help shows it."""
+    if typing.get_origin(kind) is Literal:
+        return "{" + ",".join(map(str, typing.get_args(kind))) + "}"
+    if typing.get_origin(kind) is tuple:
+        return ",".join(_metavar(each) for each in typing.get_args(kind))
+    names = {int: "INT", float: "FLOAT", str: "TEXT", bool: "true|false"}
+    return names.get(kind, "VALUE")
+
+
+def _as_text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

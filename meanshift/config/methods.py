@@ -1,4 +1,4 @@
-"""The settings of each method: one frozen dataclass a method, chosen by its name.
+"""The settings of each method: one frozen dataclass per method, chosen by its name.
 
 A method outside this program is given as `--method.module FILE.py:CLASS`; its settings are the
 dataclass `CLASS.Settings`, a subclass of `MethodSettings`.
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar, Literal
 
 from meanshift.config.parsing import close, need
@@ -21,16 +22,16 @@ from meanshift.config.views import Strength
 
 @dataclass(frozen=True, kw_only=True)
 class MethodSettings:
-    """What every method has."""
+    """The settings that every method has."""
 
     defaults: ClassVar[Mapping[str, Any]] = {}
-    """views, optimizer and schedule that the method's paper takes, by dotted name, where they
+    """settings of views and optimizer that the method's paper uses, by dotted name, where they
     differ from the defaults of `Views` and `Optim`"""
 
     name: str = ""
     """name of the method"""
     module: str = ""
-    """a method from outside: FILE.py:CLASS or PACKAGE.MODULE:CLASS"""
+    """a method that is not part of this program: FILE.py:CLASS or PACKAGE.MODULE:CLASS"""
     dim: int = 0
     """size of the embedding; 0 is the MSF authors' rule, a quarter of the backbone's features"""
 
@@ -43,14 +44,14 @@ class MethodSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class _Asymmetric(MethodSettings):
-    """What MSF and BYOL-asym share: an online encoder that predicts a slowly moving target."""
+    """What MSF and BYOL-asym share: an online encoder that predicts the output of a target."""
 
     target_view: Strength = "weak"
     """view that the target encoder sees"""
     online_view: Strength = "strong"
     """view that the online encoder sees"""
     same_view: bool = False
-    """show both encoders the same view (T1=T2); collapses, kept as a positive control"""
+    """show both encoders the same view (T1=T2); collapses, for use as a positive control"""
     momentum: float = 0.99
     """momentum of the target encoder's moving average"""
     momentum_schedule: Literal["constant", "cosine"] = "constant"
@@ -67,14 +68,18 @@ class _Asymmetric(MethodSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class MSF(_Asymmetric):
-    """Mean Shift for self-supervised learning (Koohpayegani et al. 2021); the paper's defaults."""
+    """Mean Shift for self-supervised learning, with the defaults of the paper.
+
+    paper: Koohpayegani, Tejankar, Pirsiavash 2021, https://arxiv.org/abs/2105.07269
+    cost: 2 forward passes and 1 backward pass per image (`symmetric`: 4 and 2); a bank search
+    """
 
     name: Literal["msf"] = "msf"
     """name of the method"""
     k: int = 5
     """nearest neighbors that an embedding is pulled towards; the first is the target itself"""
     k_schedule: Literal["constant", "linear"] = "constant"
-    """`linear`: k grows from `k_start` to `k` in equal stretches of epochs"""
+    """`linear`: k grows from `k_start` to `k`, each value for equally many epochs"""
     k_start: int = 1
     """first value of a growing k"""
     bank_size: int = 128_000
@@ -86,7 +91,7 @@ class MSF(_Asymmetric):
     same_image: Literal["keep", "skip"] = "keep"
     """whether an older view of the same image may be a neighbor"""
     search_filled_only: bool = False
-    """leave out the random rows that the bank starts with"""
+    """search only rows that were written, not the random ones that the bank starts with"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,7 +116,11 @@ class MSF(_Asymmetric):
 
 @dataclass(frozen=True, kw_only=True)
 class BYOLAsym(_Asymmetric):
-    """BYOL with an asymmetric loss, as the paper compares itself with: Mean Shift with k=1."""
+    """BYOL with an asymmetric loss, which the MSF paper compares itself with: Mean Shift with k=1.
+
+    paper: Grill et al. 2020, https://arxiv.org/abs/2006.07733; asymmetric in the MSF paper
+    cost: 2 forward passes and 1 backward pass per image (`symmetric`: 4 and 2)
+    """
 
     k: ClassVar[int] = 1
     k_schedule: ClassVar[str] = "constant"
@@ -124,15 +133,15 @@ METHODS: dict[str, type[MethodSettings]] = {"msf": MSF, "byol-asym": BYOLAsym}
 
 
 def settings_class(name: str, module: str = "") -> type[MethodSettings]:
-    """The settings of a method by its name, or of one from outside by its module."""
+    """The settings class of a method of this program by its name, or of another by its module."""
     if module:
-        found = getattr(load_class(module), "Settings", None)
-        if not (isinstance(found, type) and issubclass(found, MethodSettings)):
+        chosen = getattr(load_class(module), "Settings", None)
+        if not (isinstance(chosen, type) and issubclass(chosen, MethodSettings)):
             raise ValueError(
                 f"method.module: {module} has no settings; need a class attribute Settings, a "
                 f"frozen dataclass that extends meanshift.config.MethodSettings"
             )
-        return found
+        return chosen
     if name not in METHODS:
         suggestion = close(name, list(METHODS), list(METHODS))
         raise ValueError(
@@ -145,21 +154,27 @@ def settings_class(name: str, module: str = "") -> type[MethodSettings]:
 @functools.cache
 def load_class(spec: str) -> type:
     """The class that FILE.py:CLASS or PACKAGE.MODULE:CLASS names."""
-    place, _, name = spec.rpartition(":")
-    need(bool(place and name), "method.module", spec, "FILE.py:CLASS or PACKAGE.MODULE:CLASS")
+    location, _, name = spec.rpartition(":")
+    need(bool(location and name), "method.module", spec, "FILE.py:CLASS or PACKAGE.MODULE:CLASS")
     try:
-        if place.endswith(".py"):
-            file = Path(place).expanduser().resolve()
-            found = importlib.util.spec_from_file_location(file.stem, file)
-            assert found is not None and found.loader is not None
-            module = importlib.util.module_from_spec(found)
-            sys.modules[file.stem] = module  # dataclasses look their module up
-            found.loader.exec_module(module)
+        if location.endswith(".py"):
+            module = _import_file(Path(location).expanduser().resolve())
         else:
-            module = importlib.import_module(place)
+            module = importlib.import_module(location)
     except (ImportError, OSError) as error:
-        raise ValueError(f"method.module: {place} cannot be imported ({error})") from None
+        raise ValueError(f"method.module: {location} cannot be imported ({error})") from None
     loaded = getattr(module, name, None)
     if not isinstance(loaded, type):
-        raise ValueError(f"method.module: {place} has no class {name}")
+        raise ValueError(f"method.module: {location} has no class {name}")
     return loaded
+
+
+def _import_file(file: Path) -> ModuleType:
+    """Import a file under a name that no other module has."""
+    name = f"meanshift_method_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look up the types of their fields
+    spec.loader.exec_module(module)
+    return module

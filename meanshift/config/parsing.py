@@ -1,4 +1,4 @@
-"""A plain value as the type of a setting, its help text, and errors that say what is accepted."""
+"""Values and help texts of settings, with errors that say what is accepted."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 
 def parse(value: Any, kind: Any, path: str) -> Any:
-    """A plain or textual value as the type of a setting, or an error that says what is accepted."""
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    """Convert a plain value or a text to the type of a setting, or say what is accepted."""
+    origin = typing.get_origin(kind)
+    args = typing.get_args(kind)
     if origin is Literal:
         if value in args:
             return value
@@ -50,12 +51,13 @@ _NUMBER = {int: "a whole number", float: "a number"}
 
 
 def need(fits: bool, path: str, got: Any, wanted: str) -> None:
+    """Raise the error for a setting with a value that does not fit."""
     if not fits:
         raise ValueError(f"{path}: got {got!r}, need {wanted}")
 
 
 def close(name: str, known: list[str], others: list[str]) -> str:
-    """The known names that a mistyped one may have meant, or else the others."""
+    """The known names that are similar to a mistyped one, or else the others."""
     import difflib
 
     return " or ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.4) or others)
@@ -64,7 +66,7 @@ def close(name: str, known: list[str], others: list[str]) -> str:
 @functools.cache
 def help_texts(kind: type) -> dict[str, str]:
     """The docstring under each field of a settings class and its bases, read from the source."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for each in reversed(kind.__mro__[:-1]):
         (body,) = ast.parse(inspect.cleandoc(inspect.getsource(each))).body
         assert isinstance(body, ast.ClassDef)
@@ -72,5 +74,5 @@ def help_texts(kind: type) -> dict[str, str]:
             documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and documented:
                 text = after.value.value  # type: ignore[attr-defined]
-                found[node.target.id] = " ".join(str(text).split())
-    return found
+                texts[node.target.id] = " ".join(str(text).split())
+    return texts

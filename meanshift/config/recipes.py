@@ -83,7 +83,7 @@ def cifar10_r18() -> Config:
     command: meanshift pretrain cifar10-r18 --data cifar10 --out runs/c10
     hardware: one GPU; on 2 CPU cores add --encoder.width 0.5 --encoder.stem small-stride2
     time: the whole 200 epochs were not run here; 50 of a quarter width in 90 minutes on 2 cores
-    result: not run here; 50 epochs of a quarter width, 20-NN 55.6, linear 54.6 (docs/reproduce.md)
+    result: not run here; 50 epochs of a quarter width, 20-NN 55.6, linear 54.6 (docs/results.md)
     """
     return Config(
         data=Data(source="cifar10", image_size=32),
@@ -100,9 +100,9 @@ def small() -> Config:
 
     command: meanshift pretrain small --data FOLDER --out runs/mine
     hardware: 2 CPU cores
-    time: about 100 images a second without bfloat16: an hour for 4,000 images and 100 epochs
-    result: 600 photographs, 50 epochs: 20-NN 21.5 (untrained 23.5), before its targets were white.
-      White targets, ours: 38.3 against 34.3 in 3 epochs of CIFAR-10 (docs/reproduce.md)
+    time: about 100 images per second without bfloat16: an hour for 4,000 images and 100 epochs
+    result: 600 photographs, 50 epochs, before it whitened its targets: 20-NN 21.5 (untrained 23.5);
+      3 epochs of CIFAR-10: 38.3 with whitened targets, 34.3 without (docs/results.md)
     """
     return Config(
         data=Data(image_size=96, workers=2),
@@ -124,7 +124,7 @@ def demo() -> Config:
 
     command: meanshift demo
     hardware: 2 CPU cores
-    time: 3 minutes without bfloat16 (18 epochs at about 1,100 images a second)
+    time: 3 minutes without bfloat16 (18 epochs at about 1,100 images per second)
     result: 20-NN 36.8, 1-NN 30.2, means of 3 seeds (untrained 31.0 and 24.5, raw pixels 39.3, 33.7)
     """
     return Config(
@@ -174,7 +174,7 @@ def describe(name: str) -> str:
 
 
 def nearest_recipe(config: Config) -> str:
-    """The recipe from which a configuration differs least."""
+    """The recipe that differs least from a configuration."""
 
     def distance(name: str) -> tuple[int, bool]:
         changed = len(differences(_with_method(name, config), config))
@@ -184,7 +184,7 @@ def nearest_recipe(config: Config) -> str:
 
 
 def command_for(config: Config, out: str) -> str:
-    """What to type to train or continue exactly this: the nearest recipe and what differs."""
+    """The command that trains or continues exactly this: the nearest recipe and what differs."""
     name = nearest_recipe(config)
     words = ["meanshift", "pretrain", name, "--data", config.data.source, "--out", out]
     if config.method.module:

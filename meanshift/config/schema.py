@@ -57,7 +57,7 @@ class Encoder:
     """The backbone; the projector follows the authors' rule."""
 
     name: str = "resnet50"
-    """any torchvision backbone, or resnet10 (one block a stage)"""
+    """any torchvision backbone, or resnet10 (one block per stage)"""
     stem: Literal["imagenet", "small", "small-stride2"] = "imagenet"
     """first layers: 7x7 and pool; 3x3 without pool for small images; the same with stride 2"""
     width: float = 1.0
@@ -74,16 +74,16 @@ class Optim:
     lr: float = 0.05
     """learning rate at the start"""
     schedule: Literal["epoch", "step"] = "epoch"
-    """cosine, updated once an epoch as in the authors' code, or at each step"""
+    """cosine, updated once per epoch as in the authors' code, or at each step"""
     warmup_epochs: int = 0
-    """epochs in which the learning rate rises linearly to `lr`; at least the last epoch of a short
-    run has none"""
+    """epochs in which the learning rate rises linearly to `lr`; at most all epochs but the last"""
     momentum: float = 0.9
     """momentum of SGD (not of the target encoder)"""
     weight_decay: float = 1e-4
-    """on every parameter, batch norm and biases too"""
+    """weight decay of every parameter, batch norm and biases included"""
     accumulate: int = 1
-    """batches whose gradients are summed before each update"""
+    """batches whose gradients are averaged for each update; the last update of an epoch may have
+    fewer"""
     clip_norm: float = 0.0
     """largest norm of the gradient (0: no clipping)"""
 
@@ -102,7 +102,7 @@ class Train:
     epochs: int = 200
     """passes over the images"""
     batch_size: int = 256
-    """images a step, over all processes; an incomplete last batch is left to later epochs"""
+    """images per step, over all processes; an incomplete last batch is left to later epochs"""
     batch_norm: Literal["shuffle", "sync", "local"] = "shuffle"
     """in several processes: permute the target's images over them, as the authors do; synchronize
     the statistics, as in one process; or let each process have its own"""
@@ -113,9 +113,9 @@ class Train:
     device: str = "auto"
     """`auto`: cuda if there is one, else cpu"""
     compile: bool = False
-    """compile the encoders with torch.compile; it takes minutes, so measure whether it pays"""
+    """compile the encoders with torch.compile, which takes minutes"""
     timeout: float = 600.0
-    """seconds after which processes that wait for another one give up and name it"""
+    """seconds after which processes that wait for another one stop and name it"""
     save_every: float = 1.0
     """epochs (or a fraction of one) between checkpoints; the last two are kept"""
     keep_every: int = 0
@@ -162,16 +162,12 @@ class Config:
     def with_overrides(self, overrides: Mapping[str, Any]) -> Config:
         """A copy with dotted fields replaced, checked as a whole: `{"method.k": 10}`.
 
-        Another `method.name` (or `method.module`) replaces the method's settings and takes the
+        Another `method.name` (or `method.module`) replaces the method's settings and uses the
         views, the optimizer and the schedule that the method declares; other overrides win.
         """
         groups = self.to_dict()
-        name = overrides.get("method.name", self.method.name)
-        module = overrides.get("method.module", "" if "method.name" in overrides else None)
-        module = self.method.module if module is None else module
-        if (name, module) != (self.method.name, self.method.module):
-            chosen = settings_class(name, module)
-            method = chosen(module=module)
+        method = self._other_method(overrides)
+        if method is not None:
             groups |= {
                 "method": dataclasses.asdict(method),
                 "views": dataclasses.asdict(Views()),
@@ -184,6 +180,15 @@ class Config:
                 raise _unknown_setting(path, groups["method"])
             groups[group][field_name] = value
         return Config.from_dict(groups)
+
+    def _other_method(self, overrides: Mapping[str, Any]) -> MethodSettings | None:
+        """The default settings of the method that the overrides choose, if it is another one."""
+        name = overrides.get("method.name", self.method.name)
+        kept = "" if "method.name" in overrides else self.method.module
+        module = overrides.get("method.module", kept)
+        if (name, module) == (self.method.name, self.method.module):
+            return None
+        return settings_class(name, module)(module=module)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         return dataclasses.asdict(self)
@@ -238,8 +243,9 @@ and a change of device or precision is reported."""
 
 
 def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
-    """The dotted fields in which two configs differ, as (old, new); None where one has no such."""
-    before, after = _flat(old), _flat(new)
+    """The dotted fields in which two configs differ, as (old, new); None for a field it lacks."""
+    before = _flat(old)
+    after = _flat(new)
     return {
         name: (before.get(name), after.get(name))
         for name in {**after, **before}
@@ -248,22 +254,20 @@ def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
 
 
 def settings(method: type[MethodSettings] = MSF) -> Iterator[tuple[str, Any, Any, str]]:
-    """Every setting as (dotted name, type, default, help), with those of one method."""
+    """Every setting as (dotted name, type, default, help), including those of one method."""
     for group, kind in _group_classes({}, method).items():
-        hints, helps = _field_types(kind), help_texts(kind)
+        hints = _field_types(kind)
+        helps = help_texts(kind)
         for each in dataclasses.fields(kind):
-            yield f"{group}.{each.name}", hints[each.name], each.default, helps[each.name]
+            yield f"{group}.{each.name}", hints[each.name], each.default, helps.get(each.name, "")
 
 
-def _group_classes(
-    method: Mapping[str, Any], chosen: type[MethodSettings] | None = None
-) -> dict[str, type]:
+def _group_classes(method: Any, chosen: type[MethodSettings] | None = None) -> dict[str, type]:
+    """The class of each group; that of the method is `chosen` or named by the group's values."""
     classes: dict[str, type] = typing.get_type_hints(Config)
     if chosen is None:
-        name, module = MSF.name, ""
-        if isinstance(method, Mapping):
-            name, module = method.get("name", name), method.get("module", module)
-        chosen = settings_class(name, module)
+        given = method if isinstance(method, Mapping) else {}
+        chosen = settings_class(str(given.get("name", MSF.name)), str(given.get("module", "")))
     return {**classes, "method": chosen}
 
 

@@ -16,12 +16,14 @@ from torch import Tensor
 
 from meanshift.data.source import Source
 
-_NAMES = {  # the keys under which people keep images and labels, by split
-    "train": (("x_train", "train_images", "images", "x", "data", "arr_0"),
-              ("y_train", "train_labels", "labels", "y", "targets", "arr_1")),
+_KEYS = {  # the usual names of the arrays of images and of labels, by split
+    "train": (
+        ("x_train", "train_images", "images", "x", "data", "arr_0"),
+        ("y_train", "train_labels", "labels", "y", "targets", "arr_1"),
+    ),
     "val": (("x_val", "val_images"), ("y_val", "val_labels")),
     "test": (("x_test", "test_images"), ("y_test", "test_labels")),
-}  # fmt: skip
+}
 
 
 class ArraySource(Source):
@@ -39,14 +41,14 @@ class ArraySource(Source):
         self.pixels = _channels_last(pixels, name)
         self.labels = None
         if labels is not None:
-            flat = np.asarray(labels)
-            one_each = flat.shape[:1] == (len(pixels),) and flat.size == len(pixels)
-            if not one_each or flat.dtype.kind not in "iu":
+            array = np.asarray(labels)
+            one_each = array.shape[:1] == (len(pixels),) and array.size == len(pixels)
+            if not one_each or array.dtype.kind not in "iu":
                 raise ValueError(
-                    f"{name}: labels of shape {np.shape(labels)} and type {flat.dtype} for "
-                    f"{len(pixels)} images; need one whole number an image"
+                    f"{name}: labels of shape {array.shape} and type {array.dtype} for "
+                    f"{len(pixels)} images; need one integer per image"
                 )
-            self.labels = torch.from_numpy(flat.reshape(-1).astype(np.int64))
+            self.labels = torch.from_numpy(array.reshape(-1).astype(np.int64))
         count = 0 if self.labels is None or not len(self.labels) else int(self.labels.max()) + 1
         if count > 1_000_000:
             raise ValueError(
@@ -62,31 +64,31 @@ class ArraySource(Source):
         return f"#{index}"
 
     def read(self, index: int) -> UInt8[Tensor, "3 height width"]:
-        return self.gather(torch.tensor([index]))[0].permute(2, 0, 1)
+        return self.read_batch(torch.tensor([index]))[0].permute(2, 0, 1)
 
     @property
     def uniform(self) -> bool:
         return True
 
-    def gather(self, indices: Int[Tensor, " batch"]) -> UInt8[Tensor, "batch height width 3"]:
-        chosen = self.pixels[indices.numpy()]
-        if chosen.dtype == np.uint16:
-            chosen = (chosen >> 8).astype(np.uint8)
-        images = torch.from_numpy(chosen)
+    def read_batch(self, indices: Int[Tensor, " batch"]) -> UInt8[Tensor, "batch height width 3"]:
+        pixels = self.pixels[indices.numpy()]
+        if pixels.dtype == np.uint16:
+            pixels = (pixels >> 8).astype(np.uint8)
+        images = torch.from_numpy(pixels)
         return images.expand(-1, -1, -1, 3) if images.shape[3] == 1 else images
 
-    def contents(self) -> str:
+    def content_fingerprint(self) -> str:
         if isinstance(self.pixels, np.memmap) and self.pixels.filename:
-            told = Path(self.pixels.filename).stat()  # too large to be read at each start
-            sizes = f"{self.fingerprint()} {told.st_size} {told.st_mtime_ns}"
-            return hashlib.sha256(sizes.encode()).hexdigest()[:16]
+            status = Path(self.pixels.filename).stat()  # too large to be read at each start
+            content = f"{self.fingerprint()} {status.st_size} {status.st_mtime_ns}"
+            return hashlib.sha256(content.encode()).hexdigest()[:16]
         digest = hashlib.blake2b(super().fingerprint().encode() + repr(self.pixels.shape).encode())
         for start in range(0, len(self), 4096):
             digest.update(self.pixels[start : start + 4096].tobytes())
         return digest.hexdigest()[:16]
 
     def fingerprint(self) -> str:
-        """Numbers are no names: some thousand images spread over the array are read as well."""
+        """Titles are only numbers, so some thousand images over the array are read as well."""
         digest = hashlib.sha256(super().fingerprint().encode() + repr(self.pixels.shape).encode())
         digest.update(np.ascontiguousarray(self.pixels[:: 1 + len(self) // 1000]).tobytes())
         return digest.hexdigest()[:16]
@@ -95,30 +97,33 @@ class ArraySource(Source):
 def read_arrays(path: Path) -> dict[str, ArraySource]:
     """The splits of an .npz file, or the one array of an .npy file."""
     if path.suffix == ".npy":
-        return {"train": ArraySource(_readable(path, _mapped), None, name=str(path))}
-    keys, found = _readable(path, _keys), {}
-    for split, (images, labels) in _NAMES.items():
-        x = next((key for key in images if key in keys), None)
-        y = next((key for key in labels if key in keys), None)
-        if x is not None:
-            kept = None if y is None else _readable(path, _member, y)
-            found[split] = ArraySource(_readable(path, _member, x), kept, name=str(path))
-    if "train" not in found:
+        return {"train": ArraySource(_try_read(path, _map_npy), None, name=str(path))}
+    keys = _try_read(path, _keys)
+    splits = {}
+    for split, (image_keys, label_keys) in _KEYS.items():
+        image_key = next((key for key in image_keys if key in keys), None)
+        label_key = next((key for key in label_keys if key in keys), None)
+        if image_key is not None:
+            pixels = _try_read(path, _read_member, image_key)
+            labels = None if label_key is None else _try_read(path, _read_member, label_key)
+            splits[split] = ArraySource(pixels, labels, name=str(path))
+    if "train" not in splits:
         raise ValueError(
             f"{path}: found the arrays {', '.join(keys) or 'none'}; need x_train (and y_train, "
             f"x_test, y_test), or images and labels"
         )
-    return found
+    return splits
 
 
-def _readable(path: Path, read: Callable[..., Any], *more: str) -> Any:
+def _try_read(path: Path, read: Callable[..., Any], *args: str) -> Any:
+    """Call `read`; the many errors of a damaged file become one that names it."""
     try:
-        return read(path, *more)
+        return read(path, *args)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path}: not a readable {path.suffix} file ({error})") from None
 
 
-def _mapped(path: Path) -> np.ndarray:
+def _map_npy(path: Path) -> np.ndarray:
     return np.lib.format.open_memmap(path, mode="r")
 
 
@@ -127,7 +132,7 @@ def _keys(path: Path) -> list[str]:
         return [name.removesuffix(".npy") for name in archive.namelist()]
 
 
-def _member(path: Path, key: str) -> np.ndarray:
+def _read_member(path: Path, key: str) -> np.ndarray:
     """One array of an .npz, mapped into memory when it is stored uncompressed."""
     with zipfile.ZipFile(path) as archive:
         entry = archive.getinfo(f"{key}.npy")
@@ -136,10 +141,11 @@ def _member(path: Path, key: str) -> np.ndarray:
                 version = np.lib.format.read_magic(member)
                 header = getattr(np.lib.format, f"read_array_header_{version[0]}_0")
                 shape, fortran, dtype = header(member)
-                # A member's bytes begin behind its local header, whose two lengths stand at 26.
+                # A member's bytes follow its local header, which has two lengths at offset 26.
                 file.seek(entry.header_offset + 26)
-                name, extra = np.frombuffer(file.read(4), "<u2")
-                offset = entry.header_offset + 30 + int(name) + int(extra) + member.tell()
+                name_length, extra_length = np.frombuffer(file.read(4), "<u2").tolist()
+                data = entry.header_offset + 30 + name_length + extra_length
+                offset = data + member.tell()
             if not dtype.hasobject and not fortran:
                 return np.memmap(path, dtype, "r", offset, shape)
     with np.load(path) as loaded:

@@ -1,14 +1,80 @@
-"""Unreadable images: each is reported once, and too many of them end the work."""
+"""Unreadable images: what takes their place, how they are reported, and how many are too many."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
+from typing import NamedTuple, Protocol, runtime_checkable
 
-from meanshift.runtime.distributed import SharedError
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from meanshift.config import Data
+from meanshift.data.source import UnreadableSample
+from meanshift.runtime.errors import SharedError
+
+MAX_BAD_FRACTION = Data.max_bad_fraction
+"""fraction of a transfer dataset's images that may be unreadable"""
+MAX_BAD_FRACTION_BOXES = 0.05
+"""fraction of a detection dataset's images that may be unreadable"""
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """Anything with images by index."""
+
+    def read(self, index: int, /) -> Tensor: ...
+
+
+class ReadSample(NamedTuple):
+    """An image as `read_or_replace` returns it."""
+
+    image: UInt8[Tensor, "channels height width"]
+    used_index: int
+    """index of the image that was read: the one that was asked for, or its replacement"""
+    errors: list[UnreadableSample]
+    """of the unreadable images that were tried; the first is the one that was asked for"""
+
+
+def read_or_replace(
+    source: Readable, index: int, replacements: Iterable[int] = (), *, gray_size: int
+) -> ReadSample:
+    """Read an image, or the first readable one of its replacements, or else a gray image."""
+    errors: list[UnreadableSample] = []
+    for candidate in itertools.chain([index], replacements):
+        try:
+            return ReadSample(source.read(candidate), candidate, errors)
+        except UnreadableSample as error:
+            errors.append(error)
+    gray = torch.full((3, gray_size, gray_size), 128, dtype=torch.uint8)
+    return ReadSample(gray, index, errors)
+
+
+def refuse_too_many(
+    bad: int,
+    size: int,
+    *,
+    max_fraction: float,
+    spare: int = 0,
+    name: str,
+    first: str = "",
+    advice: str,
+) -> None:
+    """Raise when too many images of a dataset are unreadable: the rest would be another task.
+
+    `spare` unreadable images are allowed in small datasets too, but never all images.
+    """
+    if bad > min(max(spare, max_fraction * size), size - 1):
+        example = f", the first is {first}" if first else ""
+        raise ValueError(
+            f"{name}: {bad} of {size} images cannot be read{example}; at most {max_fraction:.0%} "
+            f"may: {advice}"
+        )
 
 
 class BadFiles:
-    """The unreadable images of a source that were met so far, by title, with the reason."""
+    """The unreadable images of a run that were met so far, by title, with the reason."""
 
     def __init__(self, max_fraction: float, size: int) -> None:
         self.max_fraction = max_fraction

@@ -22,14 +22,15 @@ SUFFIXES = frozenset(
 def read_image(
     file: Path | io.BytesIO, *, title: str = "", formats: tuple[str, ...] | None = None
 ) -> UInt8[Tensor, "3 height width"]:
-    """Decode a file; anything that goes wrong becomes `Unreadable` with its reason.
+    """Decode a file; any error becomes `UnreadableSample` with its reason.
 
-    `formats` are Pillow's names of those to try, for files that strangers give.
+    `formats` are Pillow's names of the formats to try, for files from untrusted people.
     """
     title = title or str(file)
     try:
         with warnings.catch_warnings():
-            # Of a bomb as well: filters are the whole process's, so a thread cannot trust them.
+            # The warning of a bomb too: filters belong to the process, so another thread may have
+            # changed them; `_refuse_bomb` checks by itself.
             warnings.filterwarnings("ignore", category=UserWarning)
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             with Image.open(file, formats=formats) as image:
@@ -40,32 +41,32 @@ def read_image(
     except Image.DecompressionBombError as bomb:
         raise UnreadableSample(title, str(bomb)) from None
     except Exception as error:  # decoders raise anything from OSError to struct.error
-        why = f"{type(error).__name__}: {error}"
-        if isinstance(file, io.BytesIO):  # its place in memory would make each run's words differ
-            why = why.replace(repr(file), repr(title))
-        raise UnreadableSample(title, why) from None
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(file, io.BytesIO):  # its address in memory would differ from run to run
+            reason = reason.replace(repr(file), repr(title))
+        raise UnreadableSample(title, reason) from None
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
 def _refuse_bomb(image: Image.Image, title: str) -> None:
     """Refuse an image that would fill the memory, by its header alone."""
     width, height = image.size
-    most = Image.MAX_IMAGE_PIXELS
-    if most is not None and width * height > most:
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and width * height > limit:
         raise UnreadableSample(
             title,
-            f"{width} x {height} pixels, more than the {most} that are decoded (it could be a "
+            f"{width} x {height} pixels, more than the limit of {limit} (it could be a "
             f"decompression bomb)",
         )
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any mode to RGB: deep grays are scaled and not clipped, transparency lies on white."""
+    """Convert any mode to RGB: 16-bit gray is scaled, not clipped; transparency becomes white."""
     if image.mode.startswith("I"):  # 16-bit gray; Pillow's own conversion would clip at 255
-        deep = np.asarray(image)
-        if deep.itemsize > 2 and (deep.min() < 0 or deep.max() > 65535):
+        gray = np.asarray(image)
+        if gray.itemsize > 2 and (gray.min() < 0 or gray.max() > 65535):
             raise ValueError("32-bit image beyond the 16-bit range: scale it to 0..65535")
-        return Image.fromarray((deep >> 8).astype(np.uint8)).convert("RGB")
+        return Image.fromarray((gray >> 8).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         raise ValueError("floating-point image of unknown range: save it with 8 or 16 bits")
     if image.has_transparency_data:

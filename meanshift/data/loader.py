@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import signal
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from meanshift.data.source import Source, UnreadableSample
+from meanshift.data.bad_files import read_or_replace
+from meanshift.data.source import Source
 from meanshift.runtime import distributed, rng
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -30,21 +35,23 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         """Called by the DataLoader, so that copies to a GPU need not wait."""
-        return self._each(Tensor.pin_memory)
+        return self._map(Tensor.pin_memory)
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on the device, by copies that do not wait; addresses (ids) stay behind."""
-        return self._each(lambda held: held.to(device, non_blocking=True))
+        """The same batch on a device, by copies that do not wait; the ids stay on the CPU."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def _each(self, move: Callable[[Tensor], Tensor]) -> Batch:
-        held = self.images
-        images = move(held) if isinstance(held, Tensor) else [move(crops) for crops in held]
+    def _map(self, move: Callable[[Tensor], Tensor]) -> Batch:
+        if isinstance(self.images, Tensor):
+            images: Tensor | list[Tensor] = move(self.images)
+        else:
+            images = [move(crops) for crops in self.images]
         labels = None if self.labels is None else move(self.labels)
         return replace(self, labels=labels, images=images)
 
 
 Crop = Callable[[list[Tensor], int, Tensor], list[Tensor]]
-"""How a worker cuts decoded images: (images, epoch, ids) to the crops of each view."""
+"""How a worker crops decoded images: (images, epoch, ids) to the crops of each view."""
 
 
 def batches(
@@ -61,25 +68,20 @@ def batches(
 ) -> Generator[Batch, None, None]:
     """The batches of steps `start` to `stop`; a step's batch depends on nothing but its number.
 
-    An epoch ends with an incomplete batch where `partial` is wished, else it leaves it out. Of
-    several processes each gets its part of every batch, one after another.
+    With `partial` an epoch ends with an incomplete batch; otherwise it is left out. Of several
+    processes each gets its part of every batch, one after another.
     """
     steps = steps_per_epoch(source, batch_size, partial=partial)
-    loader = DataLoader(
-        _Reader(source, crop, seed),
-        batch_size=None,
-        sampler=_Steps(source, batch_size, steps, seed, start, stop),
-        num_workers=0 if source.uniform else workers,
-        prefetch_factor=2 if workers and not source.uniform else None,
+    return iterate(
+        _BatchDataset(source, crop, seed),
+        _StepSampler(source, batch_size, steps, seed, start, stop),
+        workers=0 if source.uniform else workers,
         pin_memory=pin_memory,
-        worker_init_fn=ignore_signals,
-        generator=torch.Generator(),  # its base seed must not come from the global generator
     )
-    return iterate(loader)
 
 
 def steps_per_epoch(source: Source, batch_size: int, *, partial: bool = False) -> int:
-    """Whole batches in a source; an incomplete one is left to later epochs, or counts as well."""
+    """The number of batches in a source; an incomplete one counts only if `partial`."""
     if partial:
         return -(-len(source) // batch_size)
     if len(source) < batch_size:
@@ -90,77 +92,119 @@ def steps_per_epoch(source: Source, batch_size: int, *, partial: bool = False) -
     return len(source) // batch_size
 
 
-def iterate(loader: DataLoader[Any]) -> Generator[Any, None, None]:
-    """What a loader gives; its workers end with it, also when it ends in an error.
+def iterate(
+    dataset: Dataset[T],
+    sampler: Iterable[Any] | None = None,
+    *,
+    workers: int = 0,
+    pin_memory: bool = False,
+) -> Generator[T, None, None]:
+    """The items of a dataset, one by one and unchanged, read ahead by worker processes.
 
-    Workers ignore the signals that would end them, so nobody may be left to wait for them.
+    An item is a whole batch, so that a worker's result is one message. `sampler` gives the keys
+    of the items (default: 0, 1, ...). The workers end with the generator, also when it ends in an
+    error, and at the latest when the program exits.
     """
+    loader = DataLoader(
+        dataset,
+        batch_size=None,
+        sampler=sampler,
+        collate_fn=_unchanged,
+        num_workers=workers,
+        pin_memory=pin_memory,
+        worker_init_fn=_ignore_signals,
+        generator=torch.Generator(),  # its base seed must not come from the global generator
+    )
     items = iter(loader)
+    stop = functools.partial(_stop_workers, items)
+    # A generator that something still refers to at the exit, such as a traceback, is not closed;
+    # the exit would wait for its workers, which ignore the signal to end.
+    atexit.register(stop)
     try:
         yield from items
     finally:
-        getattr(items, "_shutdown_workers", lambda: None)()
+        atexit.unregister(stop)
+        stop()
 
 
-def ignore_signals(_: int) -> None:
+def _unchanged(item: T) -> T:
+    return item
+
+
+def _ignore_signals(_: int) -> None:
     """Ctrl-C and schedulers signal the whole group; a worker must outlive the step being saved."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
+def _stop_workers(items: Any) -> None:
+    """End the workers of a DataLoader's iterator, also those that are busy for long."""
+    if hasattr(items, "_shutdown_workers"):
+        items._shutdown_workers()
+        for worker in items._workers:
+            if worker.is_alive():  # it ignored SIGTERM
+                worker.kill()
+                worker.join()
+
+
 Request = tuple[int, int, Tensor]  # step, epoch, ids
 
 
-class _Steps(Sampler[Request]):
+class _StepSampler(Sampler[Request]):
+    """The ids of each step's images, in the order of its epoch."""
+
     def __init__(
         self, source: Source, batch_size: int, steps: int, seed: int, start: int, stop: int
     ) -> None:
-        self.source, self.batch_size, self.steps, self.seed = source, batch_size, steps, seed
-        self.start, self.stop = start, stop
+        self.source = source
+        self.batch_size = batch_size
+        self.steps = steps
+        self.seed = seed
+        self.start = start
+        self.stop = stop
 
     def __len__(self) -> int:
         return self.stop - self.start
 
     def __iter__(self) -> Iterator[Request]:
-        order, ordered = torch.empty(0), -1
+        order = torch.empty(0, dtype=torch.int64)
+        ordered_epoch = -1
         for step in range(self.start, self.stop):
             epoch, batch = divmod(step, self.steps)
-            if epoch != ordered:
-                order, ordered = self.source.order(self.seed, epoch), epoch
+            if epoch != ordered_epoch:
+                order = self.source.order(self.seed, epoch)
+                ordered_epoch = epoch
             ids = order[batch * self.batch_size : (batch + 1) * self.batch_size]
             low, high = distributed.shard_range(len(ids))
             yield step, epoch, ids[low:high]
 
 
-class _Reader(Dataset[Batch]):
-    """Makes whole batches, so that a worker's work is one message."""
+class _BatchDataset(Dataset[Batch]):
+    """Reads and crops the images of a step."""
 
     def __init__(self, source: Source, crop: Crop, seed: int) -> None:
-        self.source, self.crop, self.seed = source, crop, seed
+        self.source = source
+        self.crop = crop
+        self.seed = seed
 
     def __getitem__(self, request: Request) -> Batch:
         step, epoch, ids = request
         bad: list[tuple[str, str]] = []
         images: Tensor | list[Tensor]
         if self.source.uniform:
-            images = self.source.gather(ids)
+            images = self.source.read_batch(ids)
         else:
-            read = [self._readable(int(index), bad) for index in ids]
-            ids = torch.tensor([index for index, _ in read])
-            images = self.crop([image for _, image in read], epoch, ids)
+            samples = [
+                read_or_replace(self.source, index, self._replacements(index), gray_size=8)
+                for index in ids.tolist()
+            ]
+            bad = [(error.title, error.reason) for sample in samples for error in sample.errors]
+            ids = torch.tensor([sample.used_index for sample in samples])
+            images = self.crop([sample.image for sample in samples], epoch, ids)
         labels = None if self.source.labels is None else self.source.labels[ids]
         return Batch(step, epoch, ids, labels, images, bad)
 
-    def _readable(self, index: int, bad: list[tuple[str, str]]) -> tuple[int, Tensor]:
-        """The image, or a stand-in that depends on nothing but its id."""
-        try:
-            return index, self.source.read(index)
-        except UnreadableSample as error:
-            bad.append((error.title, error.why))
-        stand_ins = rng.bits(self.seed, 0, torch.tensor([index]), rng.REPLACEMENT, 64)[0]
-        for candidate in (stand_ins % len(self.source)).tolist():
-            try:
-                return candidate, self.source.read(candidate)
-            except UnreadableSample as error:
-                bad.append((error.title, error.why))
-        return index, torch.full((3, 8, 8), 128, dtype=torch.uint8)  # the count will stop the run
+    def _replacements(self, index: int) -> Iterator[int]:
+        """Images to try in place of an unreadable one, which depend on nothing but its id."""
+        words = rng.bits(self.seed, 0, torch.tensor([index]), rng.REPLACEMENT, 64)[0]
+        yield from (words % len(self.source)).tolist()

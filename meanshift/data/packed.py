@@ -1,6 +1,6 @@
-"""Images decoded and shrunk once into mapped files: a store that is itself a source.
+"""Images decoded and resized once into mapped files: a store that is itself a source.
 
-A store is a directory. Each split has a file of pixels (`train.bin`: height x width x 3 bytes a
+A store is a directory. Each split has a file of pixels (`train.bin`: height x width x 3 bytes per
 image, one after the other) and its index (`train.npz`); `pack.json` is written last.
 """
 
@@ -13,6 +13,7 @@ import os
 import shlex
 import warnings
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,43 +21,47 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from torchvision.transforms.v2 import functional as TF
 
-from meanshift.data.loader import ignore_signals, iterate
+from meanshift.data.loader import iterate
 from meanshift.data.source import Source, UnreadableSample
+from meanshift.runtime.files import atomic_writer, exclusive_lock
 from meanshift.runtime.progress import progress
-from meanshift.runtime.run_directory import atomic_writer, exclusive_lock
 
 _FORMAT = "meanshift pack 1"
-_FINISHED, _UNFINISHED = "pack.json", "unfinished.json"
-_SETTLED = 16 << 20  # bytes of pixels between two moments at which a killed pack can go on
+_FINISHED = "pack.json"
+_UNFINISHED = "unfinished.json"
+_SYNC_BYTES = 16 << 20  # bytes of pixels between two points from which a killed pack continues
 
 Row = list[Any]
 """Height and width of an image; of an unreadable one 0, 0, its title and the reason."""
 
 
 class PackedSource(Source):
-    """One split of a store; its images are views of the mapped file and cannot be written to."""
+    """One split of a store; its images are read-only views of the mapped file."""
 
     def __init__(self, root: Path, split: str, *, side: int, classes: list[str]) -> None:
-        self.name, self.file = str(root), root / f"{split}.bin"
-        self.side, self.classes = side, classes
-        with np.load(self.file.with_suffix(".npz")) as index:
-            held: dict[str, np.ndarray] = dict(index)
-        self.labels = torch.from_numpy(held["labels"]) if "labels" in held else None
-        titles = held["titles"].tobytes().decode("utf-8", "surrogateescape")
-        self.titles = titles.split("\0")  # which no file's name can hold
-        self.bad: dict[str, list[str]] = json.loads(held["bad"].tobytes())
-        self.sizes = held["sizes"]
+        self.name = str(root)
+        self.file = root / f"{split}.bin"
+        self.side = side
+        self.classes = classes
+        with np.load(self.file.with_suffix(".npz")) as archive:
+            index: dict[str, np.ndarray] = dict(archive)
+        self.labels = torch.from_numpy(index["labels"]) if "labels" in index else None
+        titles = index["titles"].tobytes().decode("utf-8", "surrogateescape")
+        self.titles = titles.split("\0")  # which no file name contains
+        self.bad: dict[str, list[str]] = json.loads(index["bad"].tobytes())
+        self.sizes = index["sizes"]
         self.ends = (3 * self.sizes.astype(np.int64).prod(1)).cumsum()
-        there, needed = self.file.stat().st_size, int(self.ends[-1])
-        if there != needed:
+        size = self.file.stat().st_size
+        expected = int(self.ends[-1])
+        if size != expected:
             raise ValueError(
-                f"{self.file}: has {there} bytes, its index needs {needed}; copy the store again, "
-                f"or delete it and pack anew"
+                f"{self.file}: has {size} bytes, its index needs {expected}; copy the store again, "
+                f"or delete it and pack again"
             )
-        self.pixels = _mapped(self.file)
+        self.pixels = _map_file(self.file)
 
     def __len__(self) -> int:
         return len(self.titles)
@@ -72,135 +77,143 @@ class PackedSource(Source):
         return self.pixels.as_strided((3, height, width), (1, 3 * width, 3), start)
 
     def fingerprint(self) -> str:
-        """Names can stay the same: a little of some thousand images is read as well."""
+        """Names can stay the same, so a little of some thousand images is read as well."""
         digest = hashlib.sha256(f"{super().fingerprint()} {self.side}".encode())
         digest.update(self.sizes.tobytes())
         starts = [0, *self.ends.tolist()]
         for index in range(0, len(self), 1 + len(self) // 1000):
             middle = (starts[index] + starts[index + 1]) // 2  # borders are often blank
-            some = self.pixels[middle : min(middle + 4096, starts[index + 1])]
-            digest.update(some.numpy().tobytes())
+            content = self.pixels[middle : min(middle + 4096, starts[index + 1])]
+            digest.update(content.numpy().tobytes())
         return digest.hexdigest()[:16]
 
-    def contents(self) -> str:
-        told = self.file.stat()  # too large to be read at each start
-        sizes = f"{self.fingerprint()} {told.st_size} {told.st_mtime_ns}"
-        return hashlib.sha256(sizes.encode()).hexdigest()[:16]
+    def content_fingerprint(self) -> str:
+        status = self.file.stat()  # too large to be read at each start
+        content = f"{self.fingerprint()} {status.st_size} {status.st_mtime_ns}"
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the pixels, which a worker maps itself."""
-        return {name: held for name, held in vars(self).items() if name != "pixels"}
+        return {name: value for name, value in vars(self).items() if name != "pixels"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, pixels=_mapped(state["file"]))
+        vars(self).update(state, pixels=_map_file(state["file"]))
 
 
 def read_packed(root: Path) -> dict[str, PackedSource] | None:
     """The splits of a store; None where the directory is none."""
-    if told := _told(root / _FINISHED):
+    if metadata := _read_metadata(root / _FINISHED):
         return {
-            split: PackedSource(root, split, side=told["side"], classes=more["classes"])
-            for split, more in told["splits"].items()
+            split: PackedSource(root, split, side=metadata["side"], classes=part["classes"])
+            for split, part in metadata["splits"].items()
         }
-    if told := _told(root / _UNFINISHED):
-        again = shlex.join(["meanshift", "pack", told["source"], str(root)])
-        raise ValueError(f"{root}: unfinished; type {again} --side {told['side']} again")
+    if metadata := _read_metadata(root / _UNFINISHED):
+        command = shlex.join(["meanshift", "pack", metadata["source"], str(root)])
+        raise ValueError(f"{root}: unfinished; type {command} --side {metadata['side']} again")
     return None
 
 
 def is_finished(root: Path) -> bool:
     """Whether a store is there and complete."""
-    return _told(root / _FINISHED) is not None
+    return _read_metadata(root / _FINISHED) is not None
 
 
 def pack(
     sources: Mapping[str, Source], out: Path, *, name: str, side: int = 256, workers: int = 0
 ) -> dict[str, PackedSource]:
-    """Write the images of every split into a store, short sides shrunk to `side`, and open it.
+    """Write the images of every split into a store, short sides reduced to `side`, and open it.
 
-    `name` is what a user types for the sources. A pack that was stopped at any moment goes on where
-    it was and ends with the same bytes.
+    `name` is what a user types for the sources. A pack that was stopped at any point continues
+    where it was and ends with the same bytes.
     """
     splits = {
-        split: {"classes": source.classes, "contents": source.contents()}
+        split: {"classes": source.classes, "contents": source.content_fingerprint()}
         for split, source in sources.items()
     }
-    wanted = {"format": _FORMAT, "side": side, "source": name, "splits": splits}
+    metadata = {"format": _FORMAT, "side": side, "source": name, "splits": splits}
     try:
-        finished = _begin(out, wanted)
+        finished = _begin(out, metadata)
         if not finished:
             with exclusive_lock(out / _UNFINISHED, "is packing into it", "another directory"):
                 for split, source in sources.items():
-                    _fill(out / f"{split}.bin", source, side, workers)
-                _write(out / _FINISHED, json.dumps(wanted, indent=2).encode() + b"\n")
-        for left in (_UNFINISHED, *(f"{split}.part" for split in sources)):
-            (out / left).unlink(missing_ok=True)
+                    _pack_split(out / f"{split}.bin", source, side, workers)
+                _write(out / _FINISHED, json.dumps(metadata, indent=2).encode() + b"\n")
+        for leftover in (_UNFINISHED, *(f"{split}.part" for split in sources)):
+            (out / leftover).unlink(missing_ok=True)
     except OSError as error:
         raise OSError(
-            f"{out}: the store could not be written ({error}); make room there and type the "
-            f"command again: it goes on where it stopped"
+            f"{out}: the store could not be written ({error}); free some space there and type the "
+            f"command again: it continues where it stopped"
         ) from error
     store = read_packed(out)
     assert store is not None
-    bad = [why for source in store.values() for why in source.bad.values()]
+    bad = [entry for source in store.values() for entry in source.bad.values()]
     if bad and not finished:
+        title, reason = bad[0]
         warnings.warn(
             f"{name}: {len(bad)} of {sum(map(len, sources.values()))} images cannot be read and "
-            f"only keep their places, the first is {bad[0][0]} ({bad[0][1]})",
+            f"only keep their places, the first is {title} ({reason})",
             stacklevel=2,
         )
     return store
 
 
-def _begin(out: Path, wanted: dict[str, Any]) -> bool:
-    """Whether the store is finished; a new one is begun, and what is not this one is refused."""
+def _begin(out: Path, metadata: dict[str, Any]) -> bool:
+    """Begin a new store, or return whether it is finished; refuse what is not this store."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out}: is a file; need a new directory for the store: choose another")
     for file in (_FINISHED, _UNFINISHED):
-        if there := _told(out / file):
-            if there["side"] != wanted["side"]:
-                what = f"with --side {there['side']}, now it is {wanted['side']}"
-            elif there["splits"] != wanted["splits"]:
-                what = f"from other images or labels ({there['source']} as it was then)"
+        if existing := _read_metadata(out / file):
+            if existing["side"] != metadata["side"]:
+                difference = f"with --side {existing['side']}, now it is {metadata['side']}"
+            elif existing["splits"] != metadata["splits"]:
+                difference = f"from other images or labels ({existing['source']} as it was then)"
             else:
                 return file == _FINISHED
-            raise ValueError(f"{out}: was packed {what}; choose another directory, or delete it")
-    if out.exists() and any(not held.name.startswith(".") for held in out.iterdir()):
+            raise ValueError(
+                f"{out}: was packed {difference}; choose another directory, or delete it"
+            )
+    if out.exists() and any(not path.name.startswith(".") for path in out.iterdir()):
         raise ValueError(
-            f"{out}: holds files but no {_FINISHED}, so it is no store; need a new or empty "
+            f"{out}: has files but no {_FINISHED}, so it is no store; need a new or empty "
             f"directory: choose another"
         )
     out.mkdir(parents=True, exist_ok=True)
-    _write(out / _UNFINISHED, json.dumps(wanted).encode())
+    _write(out / _UNFINISHED, json.dumps(metadata).encode())
     return False
 
 
-def _fill(file: Path, source: Source, side: int, workers: int) -> None:
+def _pack_split(file: Path, source: Source, side: int, workers: int) -> None:
     """Append the images that a file of pixels lacks, then write its index."""
-    part, waiting, unsettled = file.with_suffix(".part"), b"", 0
+    part = file.with_suffix(".part")
     with file.open("ab") as pixels, part.open("ab") as lines:
-        rows, told, used = _settled(part, file.stat().st_size)
-        lines.truncate(told)
-        pixels.truncate(used)
-        loader = DataLoader(
-            _Shrunk(source, side, start=len(rows)),
-            batch_size=None,
-            num_workers=0 if source.uniform else workers,
-            worker_init_fn=ignore_signals,
-            generator=torch.Generator(),  # its base seed must not come from the global generator
+        rows, line_bytes, pixel_bytes = _complete_rows(part, file.stat().st_size)
+        lines.truncate(line_bytes)
+        pixels.truncate(pixel_bytes)
+        batches = iterate(
+            _ResizedBatches(source, side, start=len(rows)),
+            workers=0 if source.uniform else workers,
         )
-        with progress(f"pack {file.stem}", len(source), unit="pic", start=len(rows)) as bar:
-            for content, more in iterate(loader):
-                rows += more
-                waiting += b"".join(json.dumps(row).encode() + b"\n" for row in more)
-                unsettled += pixels.write(content.numpy().data)
-                if unsettled >= _SETTLED or len(rows) == len(source):
+        pending_lines = b""
+        pending_bytes = 0
+        bar = progress(f"pack {file.stem}", len(source), unit="img", start=len(rows))
+        with closing(batches), bar:
+            for content, new_rows in batches:
+                rows += new_rows
+                pending_lines += b"".join(json.dumps(row).encode() + b"\n" for row in new_rows)
+                pending_bytes += pixels.write(content.numpy().data)
+                if pending_bytes >= _SYNC_BYTES or len(rows) == len(source):
                     pixels.flush()
                     os.fsync(pixels.fileno())  # a row must never be there without its pixels
-                    lines.write(waiting)
+                    lines.write(pending_lines)
                     lines.flush()
-                    waiting, unsettled = b"", 0
-                bar.update(len(more))
+                    pending_lines = b""
+                    pending_bytes = 0
+                bar.update(len(new_rows))
+    _write_index(file.with_suffix(".npz"), source, rows)
+
+
+def _write_index(path: Path, source: Source, rows: list[Row]) -> None:
     titles = "\0".join(map(source.title, range(len(source)))).encode("utf-8", "surrogateescape")
     bad = json.dumps({index: row[2:] for index, row in enumerate(rows) if row[2:]}).encode()
     arrays = {
@@ -210,44 +223,49 @@ def _fill(file: Path, source: Source, side: int, workers: int) -> None:
     }
     if source.labels is not None:
         arrays["labels"] = source.labels.numpy()
-    index = io.BytesIO()
-    np.savez(index, **arrays)  # type: ignore[arg-type]
-    _write(file.with_suffix(".npz"), index.getvalue())
+    content = io.BytesIO()
+    np.savez(content, **arrays)  # type: ignore[arg-type]
+    _write(path, content.getvalue())
 
 
-def _settled(part: Path, room: int) -> tuple[list[Row], int, int]:
-    """The rows whose pixels are there, and how many bytes they and their pixels take."""
-    rows, told, used = list[Row](), 0, 0
+def _complete_rows(part: Path, file_size: int) -> tuple[list[Row], int, int]:
+    """The rows whose pixels are in the file, and how many bytes they and their pixels take."""
+    rows = list[Row]()
+    line_bytes = 0
+    pixel_bytes = 0
     for line in part.read_bytes().splitlines(keepends=True):
         try:
             row = json.loads(line)
-            end = used + 3 * row[0] * row[1]
+            end = pixel_bytes + 3 * row[0] * row[1]
         except (ValueError, TypeError, IndexError):  # cut off
             break
-        if end > room or not line.endswith(b"\n"):
+        if end > file_size or not line.endswith(b"\n"):
             break
         rows.append(row)
-        told, used = told + len(line), end
-    return rows, told, used
+        line_bytes += len(line)
+        pixel_bytes = end
+    return rows, line_bytes, pixel_bytes
 
 
-class _Shrunk(Dataset[tuple[Tensor, list[Row]]]):
+class _ResizedBatches(Dataset[tuple[Tensor, list[Row]]]):
     """A few images as one run of bytes, so that a worker's message is one block of memory."""
 
     def __init__(self, source: Source, side: int, start: int) -> None:
-        self.source, self.side = source, side
+        self.source = source
+        self.side = side
         self.batches = torch.arange(start, len(source)).split(8)
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def __getitem__(self, batch: int) -> tuple[Tensor, list[Row]]:
-        rows, parts = list[Row](), [torch.empty(0, dtype=torch.uint8)]
+        rows = list[Row]()
+        parts = [torch.empty(0, dtype=torch.uint8)]
         for index in self.batches[batch].tolist():
             try:
                 image = self.source.read(index)
             except UnreadableSample as error:
-                rows.append([0, 0, error.title, error.why])
+                rows.append([0, 0, error.title, error.reason])
                 continue
             if min(image.shape[1:]) > self.side:
                 image = TF.resize(image, [self.side], antialias=True)
@@ -256,31 +274,34 @@ class _Shrunk(Dataset[tuple[Tensor, list[Row]]]):
         return torch.cat(parts), rows
 
 
-def _mapped(file: Path) -> UInt8[Tensor, " bytes"]:
+def _map_file(file: Path) -> UInt8[Tensor, " bytes"]:
     if not file.stat().st_size:
         return torch.empty(0, dtype=torch.uint8)
-    # Not copy-on-write, which would silence torch's warning: the system refuses to map more than
-    # its memory so.
+    # A copy-on-write map would silence torch's warning, but the system refuses one that is larger
+    # than its memory.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(np.memmap(file, np.uint8, "r"))
 
 
-def _told(file: Path) -> dict[str, Any] | None:
-    """What a store says of itself; None where there is no such file, or it is somebody else's."""
+def _read_metadata(file: Path) -> dict[str, Any] | None:
+    """The metadata of a store; None where there is no such file, or it is not ours."""
     try:
-        told = json.loads(file.read_text())
+        metadata = json.loads(file.read_text())
     except (OSError, ValueError):
         return None
-    if not isinstance(told, dict) or not str(told.get("format")).startswith("meanshift pack "):
+    if not isinstance(metadata, dict):
         return None
-    if told["format"] != _FORMAT:
+    if not str(metadata.get("format")).startswith("meanshift pack "):
+        return None
+    if metadata["format"] != _FORMAT:
         raise ValueError(
-            f"{file}: of the format {told['format']!r}; this version reads {_FORMAT!r}: pack anew"
+            f"{file}: has the format {metadata['format']!r}; this version reads {_FORMAT!r}: pack "
+            f"again"
         )
-    return told
+    return metadata
 
 
 def _write(file: Path, content: bytes) -> None:
-    with atomic_writer(file) as beside:
-        beside.write(content)
+    with atomic_writer(file) as temporary:
+        temporary.write(content)

@@ -1,4 +1,4 @@
-"""Images shipped inside the package: a balanced cut of CIFAR-10 (see sample/README.md)."""
+"""Images shipped inside the package: a balanced subset of CIFAR-10 (see sample/README.md)."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from PIL import Image
 
 from meanshift.data.arrays import ArraySource
 
-SIDE, TRAIN = (
-    32,
-    1000,
-)  # pixels of a tile; tiles of each sheet that are for training, the rest is held out
+SIDE = 32
+"""pixels of a tile's side"""
+TRAIN = 1000
+"""tiles of each sheet that are for training; the rest is for testing"""
 
 
 def read_sample() -> dict[str, ArraySource]:
-    """10,000 images to train on and 2,000 to judge with, from one sheet of tiles a class."""
+    """10,000 training images and 2,000 test images, from one sheet of tiles per class."""
     folder = resources.files("meanshift.data") / "sample"
     sheets = sorted((f for f in folder.iterdir() if f.name.endswith(".jpg")), key=lambda f: f.name)
-    classes, tiles = [], []
+    classes = [sheet.name.removesuffix(".jpg") for sheet in sheets]
+    tiles = []
     for sheet in sheets:
         with sheet.open("rb") as file:
-            tiles.append(cut_tiles(np.asarray(Image.open(file).convert("RGB"))))
-        classes.append(sheet.name.removesuffix(".jpg"))
+            tiles.append(split_tiles(np.asarray(Image.open(file).convert("RGB"))))
 
     def split(part: slice) -> ArraySource:
         labels = np.repeat(np.arange(len(tiles)), len(tiles[0][part]))
-        return ArraySource(
-            np.concatenate([t[part] for t in tiles]), labels, name="sample", classes=classes
-        )
+        pixels = np.concatenate([class_tiles[part] for class_tiles in tiles])
+        return ArraySource(pixels, labels, name="sample", classes=classes)
 
     return {"train": split(slice(0, TRAIN)), "test": split(slice(TRAIN, None))}
 
 
-def cut_tiles(sheet: np.ndarray) -> np.ndarray:
-    """A sheet of square tiles to an array of images, row by row."""
-    rows, columns = sheet.shape[0] // SIDE, sheet.shape[1] // SIDE
+def split_tiles(sheet: np.ndarray) -> np.ndarray:
+    """Split a sheet of square tiles into an array of images, row by row."""
+    rows = sheet.shape[0] // SIDE
+    columns = sheet.shape[1] // SIDE
     tiles = sheet.reshape(rows, SIDE, columns, SIDE, 3).swapaxes(1, 2)
     return np.ascontiguousarray(tiles.reshape(-1, SIDE, SIDE, 3))

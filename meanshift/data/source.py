@@ -1,4 +1,4 @@
-"""The one contract behind every source of images, and a cut of one."""
+"""The contract of every source of images, and a subset of one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from meanshift.runtime import rng
 
 
 class UnreadableSample(Exception):
-    """An image that cannot be read: `title` names it, `why` says what is wrong with it."""
+    """An image that cannot be read: `title` names it, `reason` says what is wrong with it."""
 
-    def __init__(self, title: str, why: str) -> None:
-        super().__init__(title, why)
-        self.title, self.why = title, why
+    def __init__(self, title: str, reason: str) -> None:
+        super().__init__(title, reason)
+        self.title = title
+        self.reason = reason
 
 
 class Source(ABC):
@@ -42,39 +43,38 @@ class Source(ABC):
 
     @abstractmethod
     def title(self, index: int) -> str:
-        """What a person would call the image: its file's name or its number."""
+        """The name of an image for a person: that of its file, or its number."""
 
     @abstractmethod
     def read(self, index: int) -> UInt8[Tensor, "channels height width"]:
-        """One image in RGB; raises `Unreadable`."""
+        """Read one image as RGB; raises `UnreadableSample`."""
 
     @property
     def uniform(self) -> bool:
-        """Whether all images have one size and lie in memory (or a mapped file): see `gather`."""
+        """Whether all images have one size and lie in memory or in a mapped file.
+
+        Such a source has `read_batch`, and needs no loader workers.
+        """
         return False
 
-    def gather(
+    def read_batch(
         self, indices: Int[Tensor, " batch"]
     ) -> UInt8[Tensor, "batch height width channels"]:
-        """Many images at once; only for sources that are `uniform`."""
+        """Read many images at once; only sources that are `uniform` can."""
         raise TypeError(f"{self.name} is not uniform: read its {len(indices)} images one by one")
 
     @property
     def blockwise(self) -> bool:
-        """Whether images are cheap to read only in blocks, and `order` keeps to few at a time."""
+        """Whether images are cheap to read only in blocks; `order` then mixes few at a time."""
         return False
 
     def order(self, seed: int, epoch: int) -> Int[Tensor, " n"]:
         """The order in which an epoch visits the images: a pure function of its address."""
         return rng.permutation(seed, epoch, len(self))
 
-    def take(self, indices: Int[Tensor, " m"]) -> Subset:
-        """The same images, only these, in this order."""
+    def subset(self, indices: Int[Tensor, " m"]) -> Subset:
+        """A source of only these images, in this order."""
         return Subset(self, indices)
-
-    def contents(self) -> str:
-        """Changes also when an image is written anew: what a cache of features depends on."""
-        return self.fingerprint()
 
     def fingerprint(self) -> str:
         """Changes when images are added, removed, renamed or relabeled."""
@@ -85,54 +85,60 @@ class Source(ABC):
             digest.update(self.labels.numpy().tobytes())
         return digest.hexdigest()[:16]
 
+    def content_fingerprint(self) -> str:
+        """Changes also when an image is rewritten; a cache of features depends on it."""
+        return self.fingerprint()
+
 
 @dataclass(eq=False)
 class Subset(Source):
-    """A part of a source."""
+    """Some images of another source."""
 
-    whole: Source
+    source: Source
     indices: Int[Tensor, " m"]
 
     def __post_init__(self) -> None:
-        self.name, self.classes = self.whole.name, self.whole.classes
-        self.labels = None if self.whole.labels is None else self.whole.labels[self.indices]
+        self.name = self.source.name
+        self.classes = self.source.classes
+        self.labels = None if self.source.labels is None else self.source.labels[self.indices]
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def title(self, index: int) -> str:
-        return self.whole.title(int(self.indices[index]))
+        return self.source.title(int(self.indices[index]))
 
     def read(self, index: int) -> UInt8[Tensor, "channels height width"]:
-        return self.whole.read(int(self.indices[index]))
+        return self.source.read(int(self.indices[index]))
 
     @property
     def uniform(self) -> bool:
-        return self.whole.uniform
+        return self.source.uniform
 
-    def gather(
+    def read_batch(
         self, indices: Int[Tensor, " batch"]
     ) -> UInt8[Tensor, "batch height width channels"]:
-        return self.whole.gather(self.indices[indices])
+        return self.source.read_batch(self.indices[indices])
 
     @property
     def blockwise(self) -> bool:
-        return self.whole.blockwise
+        return self.source.blockwise
 
     def order(self, seed: int, epoch: int) -> Int[Tensor, " n"]:
-        """Its own, or where the whole has blocks, the whole's without the others' images."""
+        """Its own; that of the source without the other images where the source has blocks."""
         if not self.blockwise:
             return rng.permutation(seed, epoch, len(self))
-        return self.whole.order(seed, epoch).argsort()[self.indices].argsort(stable=True)
+        return self.source.order(seed, epoch).argsort()[self.indices].argsort(stable=True)
 
     def fingerprint(self) -> str:
-        return self._part_of(self.whole.fingerprint())
+        return self._with_indices(self.source.fingerprint())
 
-    def contents(self) -> str:
-        return self._part_of(self.whole.contents())
+    def content_fingerprint(self) -> str:
+        return self._with_indices(self.source.content_fingerprint())
 
-    def _part_of(self, whole: str) -> str:
-        return hashlib.sha256(whole.encode() + self.indices.numpy().tobytes()).hexdigest()[:16]
+    def _with_indices(self, fingerprint: str) -> str:
+        content = fingerprint.encode() + self.indices.numpy().tobytes()
+        return hashlib.sha256(content).hexdigest()[:16]
 
 
 def block_order(
@@ -140,83 +146,33 @@ def block_order(
 ) -> Int[Tensor, " n"]:
     """An epoch's order in which the images of only `window` blocks are mixed at a time.
 
-    The blocks are shuffled, every `window` neighbors of them make a group, and each group's
-    images are shuffled together.
+    The blocks are shuffled, every `window` neighbors of them form a group, and the images of each
+    group are shuffled together.
     """
     place = rng.permutation(seed, epoch, len(sizes)).argsort()
     group = (place // window).repeat_interleave(sizes)
-    # The second word: the first one of an equal number has already placed a block.
+    # The second word: the first one of the same number has already placed a block.
     rank = rng.bits(seed, epoch, torch.arange(len(group)), rng.ORDER, 2)[:, 1]
     mixed = rank.argsort(stable=True)
     return mixed[group[mixed].argsort(stable=True)]
 
 
-def labeled_only(source: Source) -> Source:
-    """Only the images whose class is known."""
-    assert source.labels is not None
-    has = source.labels >= 0
-    return source if bool(has.all()) else source.take(has.nonzero()[:, 0])
-
-
 def file_signature(files: Sequence[Path]) -> str:
-    """Changes when one of these files is written anew or its like lies in its place.
+    """Changes when one of these files is rewritten or replaced by a similar one.
 
-    Sizes and dates tell, but archives of uncompressed images give all of them the same: the
-    beginnings of some thousand files spread over the list are read as well.
+    Archives of uncompressed images can give all files the same size and date, so the beginnings
+    of some thousand files, spread over the list, are read as well.
     """
-    digest, every = hashlib.sha256(), 1 + len(files) // 1000
+    digest = hashlib.sha256()
+    every = 1 + len(files) // 1000
     for index, file in enumerate(files):
         try:
-            told = file.stat()
+            status = file.stat()
             digest.update(os.fsencode(file.name))
-            digest.update(f" {told.st_size} {told.st_mtime_ns}\n".encode())
+            digest.update(f" {status.st_size} {status.st_mtime_ns}\n".encode())
             if index % every == 0:
-                with file.open("rb") as held:
-                    digest.update(held.read(65_536))
+                with file.open("rb") as opened:
+                    digest.update(opened.read(65_536))
         except OSError:  # unreadable, as its image will be
             digest.update(b"nothing\n")
     return digest.hexdigest()
-
-
-def stratified(labels: Int[Tensor, " n"], count: int, *, seed: int) -> Int[Tensor, " chosen"]:
-    """`count` indices drawn at random in the proportions of the classes, in rising order.
-
-    Each class gets its share rounded down, at least one while they last, and the largest remainders
-    get what is left.
-    """
-    classes, members = labels.unique(return_counts=True)
-    if not len(classes) <= count <= len(labels):
-        raise ValueError(
-            f"a cut of {count} images out of {len(labels)} of {len(classes)} classes; need at "
-            f"least one a class and at most all (--fractions, --counts)"
-        )
-    share = members * (count / len(labels))
-    quota = share.floor().long().clamp(min=1)
-    while int(quota.sum()) < count:
-        quota[(share - quota).masked_fill(quota >= members, -torch.inf).argmax()] += 1
-    while int(quota.sum()) > count:  # many tiny classes took more than their share
-        quota[(share - quota).masked_fill(quota <= 1, torch.inf).argmin()] -= 1
-    rank = rng.uniform(seed, 0, torch.arange(len(labels)), rng.SPLIT, 1)[:, 0]
-    chosen = []
-    for label, size in zip(classes, quota.tolist(), strict=True):
-        inside = (labels == label).nonzero()[:, 0]
-        chosen.append(inside[rank[inside].argsort(stable=True)[:size]])
-    return torch.cat(chosen).sort().values
-
-
-def split_off(source: Source, share: float, *, seed: int) -> tuple[Subset, Subset]:
-    """Cut a source in two, keeping the proportions of its classes: (the rest, the share)."""
-    rank = rng.uniform(seed, 0, torch.arange(len(source)), rng.SPLIT, 1)[:, 0]
-    labels = torch.zeros(len(source), dtype=torch.int64) if source.labels is None else source.labels
-    held = torch.zeros(len(source), dtype=torch.bool)
-    for label in labels.unique():
-        members = (labels == label).nonzero()[:, 0]
-        held[members[rank[members].argsort()[: round(share * len(members))]]] = True
-    if not held.any():  # classes too small for a share of their own
-        held[rank.argsort()[: round(share * len(source))]] = True
-    if held.all() or not held.any():
-        raise ValueError(
-            f"{source.name}: a share of {share:g} of {len(source)} images leaves one side empty; "
-            f"give more images, or another share"
-        )
-    return source.take((~held).nonzero()[:, 0]), source.take(held.nonzero()[:, 0])

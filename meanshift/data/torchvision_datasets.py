@@ -1,4 +1,4 @@
-"""torchvision's datasets by name; they download themselves where there is a network."""
+"""torchvision's datasets by name; they are downloaded if there is a network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meanshift.data.arrays import ArraySource
 from meanshift.data.decode import to_rgb
 from meanshift.data.source import Source, UnreadableSample, file_signature
 
-# name: (torchvision's class, its arguments for training, for judging)
+# name: (torchvision's class, its arguments for the train split, for the test split)
 _DATASETS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "mnist": ("MNIST", {"train": True}, {"train": False}),
     "fashion-mnist": ("FashionMNIST", {"train": True}, {"train": False}),
@@ -36,37 +36,36 @@ NAMES = tuple(_DATASETS)
 
 def read_named(name: str) -> dict[str, Source]:
     """The splits of a torchvision dataset under `MEANSHIFT_DATA` (default `~/.cache/meanshift`)."""
-    kind, *arguments = _DATASETS[name]
+    kind, train_arguments, test_arguments = _DATASETS[name]
     root = Path(os.environ.get("MEANSHIFT_DATA", Path.home() / ".cache" / "meanshift"))
-    found: dict[str, Source] = {}
-    for split, given in zip(("train", "test"), arguments, strict=True):
-        if split == "test" and given == arguments[0]:
-            break
-        found[split] = adapt(_open(kind, root, given, name), name)
-    if name == "stl10":  # its images to train on have no labels; those with labels are others
-        found["labeled"] = adapt(_open(kind, root, {"split": "train"}, name), name)
-    return found
+    splits = {"train": adapt(_open(kind, root, train_arguments, name), name)}
+    if test_arguments != train_arguments:
+        splits["test"] = adapt(_open(kind, root, test_arguments, name), name)
+    if name == "stl10":  # its training images have no labels; those with labels are others
+        splits["labeled"] = adapt(_open(kind, root, {"split": "train"}, name), name)
+    return splits
 
 
-def load(kind: str, root: Path, **given: Any) -> Any:
-    """torchvision's dataset of this class and these arguments, as it lies under `root`."""
+def load(kind: str, root: Path, **arguments: Any) -> Any:
+    """torchvision's dataset of this class and these arguments, as it is under `root`."""
     from torchvision import datasets
 
-    return getattr(datasets, kind)(root, **given)
+    return getattr(datasets, kind)(root, **arguments)
 
 
-def _open(kind: str, root: Path, given: dict[str, Any], name: str) -> Any:
+def _open(kind: str, root: Path, arguments: dict[str, Any], name: str) -> Any:
+    """Load a dataset, and download it first if it is not there."""
     try:
         try:
-            return load(kind, root, download=False, **given)
+            return load(kind, root, download=False, **arguments)
         except RuntimeError:
             root.mkdir(parents=True, exist_ok=True)
-            return load(kind, root, download=True, **given)
+            return load(kind, root, download=True, **arguments)
     except Exception as error:  # no network, a full disk, a moved file: all need the same advice
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(
             f"{name}: not found under {root} and the download failed ({reason}); put torchvision's "
-            f"{kind} files there, or set MEANSHIFT_DATA to the folder that holds them"
+            f"{kind} files there, or set MEANSHIFT_DATA to the folder that has them"
         ) from None
 
 
@@ -74,8 +73,8 @@ def adapt(dataset: Any, name: str) -> Source:
     """An array source where the dataset is one array, else a source that decodes one by one."""
     pixels = getattr(dataset, "data", None)
     if isinstance(pixels, (np.ndarray, torch.Tensor)):
-        raw = getattr(dataset, "targets", getattr(dataset, "labels", None))
-        labels = None if raw is None else np.asarray(raw).astype(np.int64)
+        targets = getattr(dataset, "targets", getattr(dataset, "labels", None))
+        labels = None if targets is None else np.asarray(targets).astype(np.int64)
         labels = None if labels is None or (labels < 0).all() else labels
         classes = getattr(dataset, "classes", None)
         return ArraySource(np.asarray(pixels), labels, name=name, classes=classes)
@@ -83,20 +82,24 @@ def adapt(dataset: Any, name: str) -> Source:
 
 
 def files_of(dataset: Any) -> list[Path]:
-    """The files of a dataset's images in its order; none where torchvision keeps no list."""
-    keys = ("_image_files", "_images", "samples", "_samples")
-    held: list[Any] = next((found for key in keys if (found := getattr(dataset, key, None))), [])
-    return [Path(file[0] if isinstance(file, tuple) else file) for file in held]
+    """The files of a dataset's images in its order; empty where torchvision has no list."""
+    names = ("_image_files", "_images", "samples", "_samples")
+    lists = (getattr(dataset, name, None) for name in names)
+    entries: list[Any] = next(filter(None, lists), [])
+    return [Path(entry[0] if isinstance(entry, tuple) else entry) for entry in entries]
 
 
 class _DecodingSource(Source):
+    """A dataset of image files, decoded one by one."""
+
     def __init__(self, dataset: Any, name: str) -> None:
-        self.dataset, self.name = dataset, name
-        held = [getattr(dataset, key, None) for key in ("targets", "_labels", "labels")]
-        raw = next((labels for labels in held if labels is not None), None)
-        if raw is None and hasattr(dataset, "_samples"):  # StanfordCars
-            raw = [int(label) for _, label in dataset._samples]
-        self.labels = None if raw is None else torch.as_tensor(raw, dtype=torch.int64)
+        self.dataset = dataset
+        self.name = name
+        lists = (getattr(dataset, key, None) for key in ("targets", "_labels", "labels"))
+        targets = next((labels for labels in lists if labels is not None), None)
+        if targets is None and hasattr(dataset, "_samples"):  # StanfordCars
+            targets = [int(label) for _, label in dataset._samples]
+        self.labels = None if targets is None else torch.as_tensor(targets, dtype=torch.int64)
         count = 0 if self.labels is None else int(self.labels.max()) + 1
         self.classes = list(getattr(dataset, "classes", None) or map(str, range(count)))
 
@@ -106,11 +109,11 @@ class _DecodingSource(Source):
     def title(self, index: int) -> str:
         return f"#{index}"
 
-    def contents(self) -> str:
-        """Numbers are no names: two splits can have as many images with the same labels."""
+    def content_fingerprint(self) -> str:
+        """Titles are only numbers: two splits can have as many images with the same labels."""
         files = files_of(self.dataset)
-        told = file_signature(files) if files else repr(self.dataset)
-        return hashlib.sha256((self.fingerprint() + told).encode()).hexdigest()[:16]
+        content = self.fingerprint() + (file_signature(files) if files else repr(self.dataset))
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def read(self, index: int) -> UInt8[Tensor, "3 height width"]:
         try:

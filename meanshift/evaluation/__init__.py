@@ -1,6 +1,13 @@
-"""One file a protocol: a frozen encoder and images in, named figures and a card out."""
+"""Protocols: a frozen encoder and images in, metrics and a card out; one module per protocol."""
 
 from __future__ import annotations
 
-NAMES = ("knn", "linear", "semi", "cluster", "transfer", "detect")
-"""Each is a file here whose `evaluate(...)` takes what is judged and returns a `Result`."""
+PROTOCOLS = {
+    "knn": "meanshift.evaluation.knn",
+    "linear": "meanshift.evaluation.linear_probe",
+    "semi": "meanshift.evaluation.semi",
+    "cluster": "meanshift.evaluation.cluster",
+    "transfer": "meanshift.evaluation.transfer",
+    "detect": "meanshift.evaluation.detection.evaluate",
+}
+"""name: module, whose `evaluate(context, ...)` returns a `Result`"""

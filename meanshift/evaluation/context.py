@@ -1,72 +1,51 @@
-"""What is judged: frozen weights on images, with features made once, and a card a figure."""
+"""What a protocol evaluates: frozen weights on images, with features extracted once."""
 
 from __future__ import annotations
 
 import functools
 import re
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from meanshift.config import Config
-from meanshift.data import (
-    Source,
-    Subset,
-    labeled_only,
-    open_source,
-    same_classes,
-    split_off,
-    train_and_validation,
-)
-from meanshift.models.features import cached_features, extract_features
+from meanshift.data import Source, Subset, evaluation_splits
+from meanshift.evaluation.result import Result, save_result
+from meanshift.models.feature_cache import cached_features
+from meanshift.models.features import extract_features
 from meanshift.models.weights import RawPixels, Weights, fingerprint
 from meanshift.runtime import rng
 from meanshift.runtime.device import pick_device, pick_precision
-from meanshift.runtime.run_directory import RunDirectory, atomic_writer, environment
+
+SHARED_FRACTION = 0.9
+"""subsets that cover this fraction of their source share one extraction of the whole source"""
 
 
 @dataclass(frozen=True)
 class FeatureSet:
-    """Images that could be read and their frozen features, row by row."""
+    """The readable images of a source and their frozen features, row by row."""
 
     source: Source
     features: Float[Tensor, "n features"]
 
     @property
     def labels(self) -> Int[Tensor, " n"]:
+        """The class of each image."""
         assert self.source.labels is not None
         return self.source.labels
 
-    def take(self, cut: Subset) -> FeatureSet:
-        """A cut of this part's source, with its rows."""
-        assert cut.whole is self.source
-        return FeatureSet(cut, self.features[cut.indices])
-
-
-@dataclass(frozen=True)
-class Result:
-    """The figures of one protocol, what exactly was done, and what is worth keeping of it."""
-
-    name: str
-    figures: dict[str, float]
-    settings: dict[str, Any]
-    arrays: dict[str, Any] = field(default_factory=dict)
-    image: Any = None
-    """a matplotlib figure, and what it shows in words"""
-    text: str = ""
-    card: dict[str, Any] = field(default_factory=dict)
-    """what its card says beside or instead of the usual"""
+    def take(self, subset: Subset) -> FeatureSet:
+        """The features of a subset of this source."""
+        assert subset.source is self.source
+        return FeatureSet(subset, self.features[subset.indices])
 
 
 class EncoderContext:
-    """Frozen weights, where their results belong, and how they are computed."""
+    """Frozen weights, how their features are computed, and where their results are saved."""
 
     def __init__(
         self,
@@ -78,28 +57,31 @@ class EncoderContext:
         workers: int = 0,
         device: str = "auto",
         precision: str = "float32",
-        home: Path | None = None,
+        output_dir: Path | None = None,
     ) -> None:
-        self.weights, self.workers, self.resize = weights, workers, resize
+        self.weights = weights
         self.seed = seed
-        self.name = "-".join(filter(None, [weights.name, f"seed{seed}" if seed else ""]))
+        self.name = _join(weights.name, f"seed{seed}" if seed else "")
         self.image_size = image_size or weights.image_size
-        self.home = home or weights.home
+        self.resize = resize
+        self.workers = workers
         self.device = pick_device(device)
         self.precision = pick_precision(precision, self.device)
+        self.output_dir = output_dir or weights.output_dir
         self.backbone: nn.Module = weights.backbone.to(self.device)
 
     @functools.cached_property
     def fingerprint(self) -> str:
+        """A short name for exactly these weights."""
         return fingerprint(self.backbone)
 
-    def part(self, source: Source, *, resize: int = 0, bicubic: bool = False) -> FeatureSet:
-        """Features of a source, extracted once; without the images that cannot be read."""
-        features, kept = cached_features(
+    def features(self, source: Source, *, resize: int = 0, bicubic: bool = False) -> FeatureSet:
+        """The features of a source, extracted once, without the images that cannot be read."""
+        features, readable = cached_features(
             self.backbone,
             source,
             weights=self.fingerprint,
-            folder=self.home / "features",
+            folder=self.output_dir / "features",
             image_size=self.image_size,
             resize=resize or self.resize,
             bicubic=bicubic,
@@ -107,81 +89,67 @@ class EncoderContext:
             precision=self.precision,
             workers=self.workers,
         )
-        return FeatureSet(source if len(kept) == len(source) else source.take(kept), features)
+        if len(readable) < len(source):
+            source = source.subset(readable)
+        return FeatureSet(source, features)
 
-    def parts(self, *sources: Source, resize: int = 0, bicubic: bool = False) -> list[FeatureSet]:
-        """Features of several parts: of their whole, to be shared, where they are most of it."""
-        based = [_based(source) for source in sources]
-        made: dict[int, FeatureSet] = {}
-        for base, _ in based:
-            used = sum(len(rows) for other, rows in based if other is base)
-            if id(base) not in made and used >= 0.9 * len(base):
-                made[id(base)] = self.part(base, resize=resize, bicubic=bicubic)
-        found = []
-        for source, (base, rows) in zip(sources, based, strict=True):
-            if id(base) not in made:
-                found.append(self.part(source, resize=resize, bicubic=bicubic))
-                continue
-            whole = made[id(base)]
-            place = torch.full((len(base),), -1)  # of an image's row; unreadable ones have none
-            _, read = _based(whole.source)
-            place[read] = torch.arange(len(read))
-            kept = place[rows] >= 0
-            found.append(FeatureSet(base.take(rows[kept]), whole.features[place[rows[kept]]]))
-        return found
+    def features_of_parts(
+        self, *sources: Source, resize: int = 0, bicubic: bool = False
+    ) -> list[FeatureSet]:
+        """The features of several subsets.
 
-    def card(self, result: Result) -> dict[str, Any]:
-        """What must stand beside a figure: protocol, data, weights, seed, versions, date."""
-        here = environment()
+        Subsets that cover most of their common source share the features of that source, so that
+        other splits of it find them.
+        """
+        origins = [_origin(source) for source in sources]
+        shared: dict[int, FeatureSet] = {}
+        for origin, _ in origins:
+            used = sum(len(indices) for other, indices in origins if other is origin)
+            if id(origin) not in shared and used >= SHARED_FRACTION * len(origin):
+                shared[id(origin)] = self.features(origin, resize=resize, bicubic=bicubic)
+        parts = []
+        for source, (origin, indices) in zip(sources, origins, strict=True):
+            if id(origin) in shared:
+                parts.append(_select(shared[id(origin)], origin, indices))
+            else:
+                parts.append(self.features(source, resize=resize, bicubic=bicubic))
+        return parts
+
+    def data_card(self) -> dict[str, Any]:
+        """The entries of a card about the images; none where the protocol brings its own."""
+        return {}
+
+    def card(self) -> dict[str, Any]:
+        """The entries of a card about images, weights, and how features are computed."""
         return {
-            "protocol": result.name,
-            "settings": result.settings,
-            **self.told(),
+            **self.data_card(),
             "weights": self.fingerprint,
-            "judged": f"{self.weights.spec}: {self.weights.title}",
+            "encoder": f"{self.weights.spec}: {self.weights.title}",
             "seed": self.seed,
             "image_size": self.image_size,
             "resize": self.resize or "256/224 of image_size; small images as they are",
             "precision": str(self.precision),
             "device": str(self.device),
-            "versions": here["versions"],
-            "command": here["command"],
-            "date": here["date"],
-        } | result.card
-
-    def told(self) -> dict[str, Any]:
-        """What a card says of the images."""
-        return {}
+        }
 
     def save(self, result: Result) -> Path:
-        """Write `results/<name>.json`, with arrays and image beside it, and return its path.
+        """Write `results/NAME.json`, and the arrays beside it; return its path.
 
-        Of other weights than a run's newest, or other images than its own, the name says so.
+        The name tells other weights than a run's newest, and other images than its own.
         """
-        name = "-".join(filter(None, [result.name, self.name]))
-        results = self.home / "results"
-        results.mkdir(parents=True, exist_ok=True)
-        if result.arrays:
-            with atomic_writer(results / f"{name}.npz", shared=True) as file:
-                np.savez_compressed(file, **result.arrays)
-        if result.image is not None:
-            from meanshift.viz import style
-
-            title = f"{result.name}: {self.weights.spec}"
-            style.save(
-                result.image, results / name, title=title, text=result.text, suffixes=[".png"]
-            )
-        whole: Mapping[str, Any] = {"figures": result.figures, "card": self.card(result)}
-        return RunDirectory(self.home).save_result(name, whole)
+        name = _join(result.name, self.name)
+        return save_result(result, self.card(), output_dir=self.output_dir, name=name)
 
 
 class EvaluationContext(EncoderContext):
-    """Frozen weights on the images of a source. Features are made once, whoever asks first.
+    """Frozen weights on the images of a source; features are extracted at the first use.
+
+    `like` is a context whose images this one takes, for a comparison side by side.
 
     >>> from meanshift.evaluation import knn
-    >>> subject = Subject(load_weights("runs/demo"), "sample")
-    >>> result = knn.evaluate(subject, ks=[1, 20])
-    >>> subject.save(result)
+    >>> context = EvaluationContext(load_weights("runs/demo"), "sample")
+    >>> result = knn.evaluate(context, ks=[1, 20])
+    >>> context.save(result)
     """
 
     def __init__(
@@ -193,121 +161,120 @@ class EvaluationContext(EncoderContext):
         labels: Path | None = None,
         split: str = "",
         seed: int | None = None,
-        **computed: Any,
+        **options: Any,
     ) -> None:
         config = weights.config
         if data is None and like is not None:
             data = like.data
         if data is None and config is None:
-            raise ValueError(f"{weights.title}: say on which images, with --data SOURCE")
-        usual = config.train.seed if config else like.seed if like else 0
-        super().__init__(weights, seed=usual if seed is None else seed, **computed)
+            raise ValueError(f"{weights.title}: need images; give them with --data SOURCE")
+        default_seed = config.train.seed if config else like.seed if like else 0
+        super().__init__(weights, seed=default_seed if seed is None else seed, **options)
         self.data: str = data if data is not None else config.data.source if config else ""
-        own = config if config and _same(self.data, config.data.source) else None
-        self.sources, self.split = _parts(self.data, labels, split, own)
-        words = [weights.name, "" if own else re.sub(r"\W+", "-", Path(self.data).stem), split]
-        if like is not None:  # side by side: the same images, cut in the same way
-            others = _held(self) != _held(like)
-            self.sources, self.split = like.sources, like.split
-            if own and others:
-                self.split += "; this run held out others, so it has seen some of them unlabeled"
-                warnings.warn(f"{weights.spec}: {self.split}", stacklevel=2)
-                words.append("compared")
-        words += [f"seed{self.seed}"] if self.seed != usual else []
-        self.name = "-".join(filter(None, words))
         self.labels_file = labels
+        run = config if config and _same_path(self.data, config.data.source) else None
+        splits = evaluation_splits(self.data, labels=labels, split=split, run=run)
+        self.train_source, self.test_source, self.split = splits
+        compared = like is not None and self._take_images_of(like, own=run is not None)
+        self.name = _join(
+            weights.name,
+            "" if run else re.sub(r"\W+", "-", Path(self.data).stem),
+            split,
+            "compared" if compared else "",
+            f"seed{self.seed}" if self.seed != default_seed else "",
+        )
         if isinstance(self.backbone, RawPixels):
             self.backbone.center(self._mean_pixels())
 
+    def _take_images_of(self, like: EvaluationContext, *, own: bool) -> bool:
+        """Take the splits of another context; whether a run is tested on images it trained on."""
+        differs = _test_fingerprint(self) != _test_fingerprint(like)
+        self.train_source = like.train_source
+        self.test_source = like.test_source
+        self.split = like.split
+        if not (own and differs):
+            return False
+        self.split += "; this run has other validation images, so it has seen some unlabeled"
+        warnings.warn(f"{self.weights.spec}: {self.split}", stacklevel=3)
+        return True
+
     @functools.cached_property
     def train(self) -> FeatureSet:
-        return self.part(self.sources[0])
+        """The features of the images that a classifier is fitted to."""
+        return self.features(self.train_source)
 
     @functools.cached_property
     def test(self) -> FeatureSet:
-        if self.sources[1] is None:
+        """The features of the images that metrics are computed on."""
+        if self.test_source is None:
             raise ValueError(
-                f"{self.data}: no labels, so nothing to judge by; give class folders, a CSV with "
+                f"{self.data}: has no labels to evaluate with; give class folders, a CSV with "
                 f"--labels FILE (file,label), or another --data; `cluster` needs none"
             )
-        return self.part(self.sources[1])
+        return self.features(self.test_source)
 
     @property
     def classes(self) -> int:
-        """Outputs that a classifier of these labels needs."""
-        _ = self.test  # says what is missing
-        return int(torch.cat([self.train.labels, self.test.labels]).max()) + 1
+        """The number of outputs of a classifier of these labels."""
+        test_labels = self.test.labels  # first: without labels this is an error
+        return int(torch.cat([self.train.labels, test_labels]).max()) + 1
 
-    def _mean_pixels(self) -> Tensor:
-        """The mean of (some thousand) training images."""
-        train = self.sources[0]
-        some = train.take(rng.choice(0, len(train), 10_000, rng.PROBE))
-        size, resize = self.image_size, self.resize
-        rows = extract_features(
-            self.backbone, some, image_size=size, resize=resize, device=self.device
-        )
-        return rows.mean(0)
-
-    def told(self) -> dict[str, Any]:
-        asked = [name for name in ("train", "test") if name in self.__dict__]  # and so made
-        parts: dict[str, FeatureSet] = {name: getattr(self, name) for name in asked}
-        whole = dict(zip(("train", "test"), self.sources, strict=True))
+    def data_card(self) -> dict[str, Any]:
+        sizes: dict[str, int] = {}
+        unreadable = 0
+        for name, source in (("train", self.train_source), ("test", self.test_source)):
+            if source is not None and name in self.__dict__:  # features were extracted
+                sizes[name] = len(getattr(self, name).source)
+                unreadable += len(source) - sizes[name]
         return {
             "data": self.data,
             "split": self.split,
-            "sizes": {name: len(part.source) for name, part in parts.items()},
-            "unreadable": sum(len(whole[name] or ()) - len(parts[name].source) for name in parts),
+            "sizes": sizes,
+            "unreadable": unreadable,
             "labels": str(self.labels_file) if self.labels_file else "the source's own",
         }
 
+    def _mean_pixels(self) -> Tensor:
+        """The mean of the training images, of 10,000 where there are more."""
+        chosen = rng.choice(0, len(self.train_source), 10_000, rng.PROBE)
+        rows = extract_features(
+            self.backbone,
+            self.train_source.subset(chosen),
+            image_size=self.image_size,
+            resize=self.resize,
+            device=self.device,
+        )
+        return rows.mean(0)
 
-def _based(source: Source) -> tuple[Source, Int[Tensor, " n"]]:
-    """What a source is cut from in the end, and which of its images it holds."""
-    rows = torch.arange(len(source))
+
+def _origin(source: Source) -> tuple[Source, Int[Tensor, " n"]]:
+    """The source that a subset (of a subset) selects from, and the indices of its images."""
+    indices = torch.arange(len(source))
     while isinstance(source, Subset):
-        rows, source = source.indices[rows], source.whole
-    return source, rows
+        indices = source.indices[indices]
+        source = source.source
+    return source, indices
 
 
-def _held(subject: EvaluationContext) -> str:
-    """Which images are judged on."""
-    test = subject.sources[1]
-    return "" if test is None else test.fingerprint()
+def _select(shared: FeatureSet, origin: Source, indices: Int[Tensor, " n"]) -> FeatureSet:
+    """The features of some images of `origin`, of which `shared` has the readable ones."""
+    _, readable = _origin(shared.source)
+    row_of_image = torch.full((len(origin),), -1)  # -1 for unreadable images
+    row_of_image[readable] = torch.arange(len(readable))
+    rows = row_of_image[indices]
+    has_row = rows >= 0
+    return FeatureSet(origin.subset(indices[has_row]), shared.features[rows[has_row]])
 
 
-def _same(one: str, other: str) -> bool:
+def _test_fingerprint(context: EvaluationContext) -> str:
+    """Which images metrics are computed on."""
+    return "" if context.test_source is None else context.test_source.fingerprint()
+
+
+def _same_path(one: str, other: str) -> bool:
     return Path(one).expanduser().absolute() == Path(other).expanduser().absolute()
 
 
-def _parts(
-    spec: str, labels: Path | None, split: str, own: Config | None
-) -> tuple[tuple[Source, Source | None], str]:
-    """What to learn the labels from, what to judge on, and in words how the two were made.
-
-    A run is judged on the images that it held out, whatever else is asked for.
-    """
-    splits = dict(open_source(spec, labels=labels))
-    whole, seed, seen = splits.pop("train"), own.train.seed if own else 0, ""
-    train = splits.pop("labeled", whole)
-    if not train.labeled:
-        return (whole, None), "one part, no labels"
-    if split and (split not in splits or not splits[split].labeled):
-        usable = ", ".join(name for name in splits if splits[name].labeled) or "only train"
-        raise ValueError(f"--split: {spec} has no labeled split {split!r}; it has {usable}")
-    if own and not split and train is whole:
-        first, held = train_and_validation(spec, own.data.validation, seed=seed)  # as the run did
-        if isinstance(first, Subset) and isinstance(held, Subset):
-            parts = whole.take(first.indices), whole.take(held.indices)
-            if all(part.labeled for part in parts):
-                told = f"held out as in the run, {own.data.validation}, seed {seed}"
-                return (labeled_only(parts[0]), labeled_only(parts[1])), told
-        split = str(own.data.validation) if own.data.validation in splits else ""
-        seen = "; the run has seen them unlabeled" if held is None else ""
-    name = split or next((name for name in splits if splits[name].labeled), "")
-    if name:
-        test = same_classes(splits[name], train)
-        return (labeled_only(train), labeled_only(test)), f"the source's own train and {name}"
-    train = labeled_only(train)
-    share = 0.1 if len(train) >= 100 else 0.25
-    told = f"{share:.0%} held out, stratified, seed {seed}{seen}"
-    return split_off(train, share, seed=seed), told
+def _join(*words: str) -> str:
+    """The words that are not empty, with hyphens."""
+    return "-".join(filter(None, words))

@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from meanshift.data import Source, open_source
-from meanshift.models.features import cached_features
+from meanshift.models.feature_cache import cached_features
 from meanshift.models.weights import Weights, fingerprint
 from meanshift.runtime import distributed
 from meanshift.runtime.device import pick_device, pick_precision
-from meanshift.runtime.run_directory import atomic_writer
+from meanshift.runtime.extras import require
+from meanshift.runtime.files import atomic_writer
 
-_ROWS = 16_384  # written at a time
+_ROWS = 16_384
+"""rows that are written at a time"""
+
+
+@dataclass(frozen=True)
+class _Split:
+    """The embeddings of one split of a source."""
+
+    name: str
+    source: Source
+    embeddings: Float[Tensor, "n features"]
+    ids: Int[Tensor, " n"]
+    """index in the source of each readable image"""
 
 
 def embed(
@@ -36,85 +51,87 @@ def embed(
 ) -> tuple[int, int]:
     """Write names, ids, splits, labels and embeddings of all images: (images, dimensions).
 
-    An image's id is its place in its split; an unreadable one has no row and is named in a
-    warning. The embedding is the backbone's, or the projector's where that is asked for.
+    The id of an image is its index in its split; an unreadable one has no row and is named in a
+    warning. The embedding is the output of the backbone, or with `projector` of the projector.
     """
     if out.suffix not in (".npz", ".parquet"):
         raise ValueError(f"{out}: need a name that ends in .npz or .parquet")
+    if out.suffix == ".parquet":
+        require("pyarrow", extra="parquet", what="Parquet files")
     network: nn.Module = weights.backbone
     if projector:
         if weights.projector is None:
-            raise ValueError(f"{weights.title}: no projector known here; use the backbone's output")
+            raise ValueError(f"{weights.title}: has no projector; use the output of the backbone")
         network = nn.Sequential(weights.backbone, weights.projector)
-    where = pick_device(device)
-    parts = []
-    for split, part in open_source(source, labels=labels).items():
-        features, kept = cached_features(
-            network.to(where),
-            part,
+    torch_device = pick_device(device)
+    splits = []
+    for name, split in open_source(source, labels=labels).items():
+        embeddings, ids = cached_features(
+            network.to(torch_device),
+            split,
             weights=fingerprint(network),
-            folder=weights.home / "features",
+            folder=weights.output_dir / "features",
             image_size=image_size or weights.image_size,
             resize=resize,
-            device=where,
-            precision=pick_precision(precision, where),
+            device=torch_device,
+            precision=pick_precision(precision, torch_device),
             workers=workers,
         )
-        parts.append((split, part, features, kept))
+        splits.append(_Split(name, split, embeddings, ids))
     with distributed.fail_together():
         if distributed.rank() == 0:
-            _write(out, parts)
-    return sum(len(kept) for *_, kept in parts), parts[0][2].shape[1]
+            _write(out, splits)
+    return sum(len(split.ids) for split in splits), splits[0].embeddings.shape[1]
 
 
-_Part = tuple[str, Source, Tensor, Tensor]
-
-
-def _write(out: Path, parts: list[_Part]) -> None:
+def _write(out: Path, splits: list[_Split]) -> None:
+    """Write all splits to one file."""
+    write_file = _write_npz if out.suffix == ".npz" else _write_parquet
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
         with atomic_writer(out) as file:
-            (_write_npz if out.suffix == ".npz" else _write_parquet)(file, parts)
+            write_file(file, splits)
     except OSError as error:
         raise OSError(f"{out}: could not be written ({error}); make room and try again") from error
 
 
-def _columns(parts: list[_Part]) -> Iterator[tuple[dict[str, Any], Tensor]]:
-    """What is said of each image, and its row, some thousands at a time."""
-    for split, source, features, kept in parts:
-        labels = torch.full((len(source),), -1) if source.labels is None else source.labels
-        for ids, rows in zip(kept.split(_ROWS), features.split(_ROWS), strict=True):
-            told = [int(label) for label in labels[ids]]
+def _columns(splits: list[_Split]) -> Iterator[tuple[dict[str, list[Any]], Tensor]]:
+    """The columns and the embeddings of some thousand images at a time."""
+    for split in splits:
+        source = split.source
+        for ids, rows in zip(split.ids.split(_ROWS), split.embeddings.split(_ROWS), strict=True):
+            numbers = [-1] * len(ids) if source.labels is None else source.labels[ids].tolist()
             titles = [source.title(int(index)) for index in ids]
-            yield (
-                {
-                    "file": [title.encode(errors="backslashreplace").decode() for title in titles],
-                    "id": ids.tolist(),
-                    "split": [split] * len(ids),
-                    "label": [source.classes[label] if label >= 0 else None for label in told],
-                },
-                rows,
-            )
+            columns = {
+                "file": [title.encode(errors="backslashreplace").decode() for title in titles],
+                "id": ids.tolist(),
+                "split": [split.name] * len(ids),
+                "label": [source.classes[label] if label >= 0 else None for label in numbers],
+            }
+            yield columns, rows
 
 
-def _write_npz(file: Any, parts: list[_Part]) -> None:
+def _write_npz(file: BinaryIO, splits: list[_Split]) -> None:
     columns: dict[str, list[Any]] = {"file": [], "id": [], "split": [], "label": []}
-    for told, _ in _columns(parts):
-        for name, values in told.items():
-            columns[name] += [value if value is not None else "" for value in values]
-    whole = parts[0][2] if len(parts) == 1 else torch.cat([features for _, _, features, _ in parts])
+    for part, _ in _columns(splits):
+        for name, values in part.items():
+            columns[name] += ["" if value is None else value for value in values]
     arrays = {name: np.array(values) for name, values in columns.items()}
-    with zipfile.ZipFile(file, "w") as archive:  # `np.savez` can keep nothing by the name `file`
-        for name, array in [*arrays.items(), ("embedding", whole.numpy())]:
+    if len(splits) == 1:
+        arrays["embedding"] = splits[0].embeddings.numpy()
+    else:
+        arrays["embedding"] = torch.cat([split.embeddings for split in splits]).numpy()
+    with zipfile.ZipFile(file, "w") as archive:  # `np.savez` cannot store an array named `file`
+        for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)
 
 
-def _write_parquet(file: Any, parts: list[_Part]) -> None:
+def _write_parquet(file: BinaryIO, splits: list[_Split]) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    width = parts[0][2].shape[1]
+    width = splits[0].embeddings.shape[1]
     schema = pa.schema(
         [
             ("file", pa.string()),
@@ -125,8 +142,8 @@ def _write_parquet(file: Any, parts: list[_Part]) -> None:
         ]
     )
     with parquet.ParquetWriter(file, schema) as writer:
-        for told, rows in _columns(parts):
+        for columns, rows in _columns(splits):
             flat = pa.array(rows.contiguous().numpy().reshape(-1))
             embedding = pa.FixedSizeListArray.from_arrays(flat, width)
-            arrays = [pa.array(told[name], schema.field(name).type) for name in told]
+            arrays = [pa.array(columns[name], schema.field(name).type) for name in columns]
             writer.write_table(pa.Table.from_arrays([*arrays, embedding], schema=schema))

@@ -1,7 +1,9 @@
-"""k-NN on frozen features: exact, in chunks, plain or weighted vote, ties to the nearest."""
+"""k-NN on frozen features: exact cosine similarities, in chunks; plain or weighted vote."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -10,34 +12,46 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from meanshift.data import Source
-from meanshift.evaluation.context import EvaluationContext, Result
+from meanshift.evaluation.context import EvaluationContext
+from meanshift.evaluation.result import Result
 from meanshift.models.features import extract_features
-from meanshift.ops.topk import nearest_neighbors, sort_neighbors
+from meanshift.ops.topk import deterministic_neighbors, stable_topk
 from meanshift.runtime import distributed, rng
 
-CHUNK, ROWS, BYTES = 2500, 65_536, 32 * 2**20
-"""queries and training rows looked at together, and memory for their similarities"""
+CHUNK = 2500
+"""queries that are searched together"""
+ROWS = 65_536
+"""training rows that are in memory at a time"""
+CHUNK_BYTES = 32 * 2**20
+"""size of the similarities in memory at a time"""
+FAISS_WORK = 10**10
+"""products of numbers from which a search uses faiss: below, importing it takes longer"""
 
 
 def evaluate(
-    subject: EvaluationContext, *, ks: Sequence[int] | None = None, temperature: float = 0.0
+    context: EvaluationContext, *, ks: Sequence[int] | None = None, temperature: float = 0.0
 ) -> Result:
-    """Accuracy for each k; a temperature above 0 weighs the votes by exp(similarity / it)."""
-    test, train = subject.test, subject.train  # in this order: it says what is missing at once
-    ks = ks or usual_ks(train.labels)
-    figures = knn_accuracy(
+    """Accuracy for each k; a temperature above 0 weights votes by exp(similarity / temperature)."""
+    test = context.test  # first: without labels this is an error
+    train = context.train
+    ks = ks or default_ks(train.labels)
+    metrics = knn_accuracy(
         train.features,
         train.labels,
         test.features,
         test.labels,
         ks=ks,
         temperature=temperature,
-        top5=subject.classes > 5,
-        device=subject.device,
+        top5=context.classes > 5,
+        device=context.device,
     )
-    vote = f"weighted, temperature {temperature:g}" if temperature else "plain majority"
-    settings = {"ks": list(ks), "vote": vote, "similarity": "cosine", "ties": "to the nearest"}
-    return Result("knn-weighted" if temperature else "knn", figures, settings)
+    settings = {
+        "ks": list(ks),
+        "vote": f"weighted, temperature {temperature:g}" if temperature else "plain majority",
+        "similarity": "cosine",
+        "ties": "to the nearest",
+    }
+    return Result("knn-weighted" if temperature else "knn", metrics, settings)
 
 
 @torch.no_grad()
@@ -55,126 +69,149 @@ def knn_accuracy(
 ) -> dict[str, float]:
     """Accuracy in percent for each k, by cosine similarity: `{"1-NN": ..., "20-NN": ...}`.
 
-    Several processes judge a part of the test rows each.
+    Images without a label (-1) neither vote nor count. Of several processes each tests a part of
+    the rows.
     """
-    known, asked = train_labels >= 0, test_labels >= 0
-    if not (known.all() and asked.all()):  # unlabeled images neither vote nor are judged
-        train, train_labels = train[known], train_labels[known]
-        test, test_labels = test[asked], test_labels[asked]
-    most = max(ks, default=0)
+    labeled = train_labels >= 0
+    tested = test_labels >= 0
+    if not (labeled.all() and tested.all()):
+        train, train_labels = train[labeled], train_labels[labeled]
+        test, test_labels = test[tested], test_labels[tested]
+    largest_k = max(ks, default=0)
     if temperature < 0:
         raise ValueError(f"--temperature: got {temperature:g}, need above 0, or 0 for plain votes")
-    if not ks or min(ks) < 1 or most > len(train) or not len(test):
+    if not ks or min(ks) < 1 or largest_k > len(train) or not len(test):
         raise ValueError(
             f"k-NN with k = {', '.join(map(str, ks)) or 'none'} on {len(train)} labeled images "
-            f"and {len(test)} to judge; need k from 1 to {len(train)}, and some to judge"
+            f"and {len(test)} to evaluate; need k from 1 to {len(train)}, and some to evaluate"
         )
     classes = int(torch.cat([train_labels, test_labels]).max()) + 1
-    right = {(k, top): 0 for k in ks for top in ([1, 5] if top5 and k >= 5 else [1])}
-    judged, own = len(test), slice(*distributed.shard_range(len(test)))
+    correct = {(k, top): 0 for k in ks for top in ([1, 5] if top5 and k >= 5 else [1])}
+    total = len(test)
+    own = slice(*distributed.shard_range(total))
     test, test_labels = test[own], test_labels[own]
-    found = neighbors(train, test, most, chunk=chunk, device=device)
-    for (slots, similarity), truth in zip(found, test_labels.split(chunk), strict=True):
+    found = neighbors(train, test, largest_k, chunk=chunk, device=device)
+    for (indices, similarities), truth in zip(found, test_labels.split(chunk), strict=True):
         for k in ks:
-            closer = (similarity[:, :k] - similarity[:, :1]).double()  # below 0: no overflow
-            weights = (closer / temperature).exp() if temperature else None
-            ranked = vote(train_labels[slots[:, :k]], classes, weights) == truth[:, None]
-            right[k, 1] += int(ranked[:, 0].sum())
-            if (k, 5) in right:
-                right[k, 5] += int(ranked.any(1).sum())
-    names = [f"{k}-NN" + (" top-5" if top == 5 else "") for k, top in right]
-    counts = distributed.all_sum(torch.tensor(list(right.values())))
-    return {name: 100 * n / judged for name, n in zip(names, counts.tolist(), strict=True)}
+            weights = None
+            if temperature:
+                difference = similarities[:, :k] - similarities[:, :1]  # <= 0: no overflow
+                weights = (difference.double() / temperature).exp()
+            hits = vote(train_labels[indices[:, :k]], classes, weights) == truth[:, None]
+            correct[k, 1] += int(hits[:, 0].sum())
+            if (k, 5) in correct:
+                correct[k, 5] += int(hits.any(1).sum())
+    names = [f"{k}-NN" + (" top-5" if top == 5 else "") for k, top in correct]
+    counts = distributed.all_sum(torch.tensor(list(correct.values()))).tolist()
+    return {name: 100 * count / total for name, count in zip(names, counts, strict=True)}
 
 
 def neighbors(
     train: Float[Tensor, "n features"],
     test: Float[Tensor, "m features"],
-    count: int,
+    k: int,
     *,
     chunk: int = CHUNK,
     device: torch.device | None = None,
 ) -> Iterator[tuple[Int[Tensor, "batch k"], Float[Tensor, "batch k"]]]:
-    """The most similar training rows of each chunk of queries, nearest first, and how similar.
+    """The training rows with the largest cosine similarity to each query, nearest first.
 
-    Of equally similar rows the one that stands first is nearer. Only one part of the training rows
-    is in memory at a time, which matters when they are a mapped file.
+    Yields indices and similarities of each chunk of queries. They do not depend on chunks, threads
+    or faiss; of equally similar rows the lower index comes first. Only `ROWS` training rows are in
+    memory at a time, so they may be a mapped file that is larger than memory.
     """
     device = device or train.device
+    work = len(train) * len(test) * train.shape[1]
+    search = _faiss_search if _use_faiss(work, device) else None
     queries = [F.normalize(part.to(device), dim=1) for part in test.split(chunk)]
     best: list[tuple[Tensor, Tensor]] = []
     for start in range(0, len(train), ROWS):
         rows = F.normalize(train[start : start + ROWS].to(device), dim=1)
-        most = min(count + 8, len(rows))
-        for which, part in enumerate(queries):
-            found = nearest_neighbors(part, rows, most, chunk_bytes=BYTES)
-            slots, similarity = found[0], _told_apart(part, rows, *found)
-            slots += start
+        for number, part in enumerate(queries):
+            indices, similarities = deterministic_neighbors(
+                part,
+                rows,
+                min(k, len(rows)),
+                chunk_bytes=CHUNK_BYTES,
+                exact_similarities=True,
+                search=search,
+            )
+            indices += start
             if start:
-                slots = torch.cat([best[which][0], slots], 1)
-                similarity = torch.cat([best[which][1], similarity], 1)
-                best[which] = sort_neighbors(slots, similarity, count)
+                indices = torch.cat([best[number][0], indices], 1)
+                similarities = torch.cat([best[number][1], similarities], 1)
+                best[number] = stable_topk(indices, similarities, k)
             else:
-                best.append(sort_neighbors(slots, similarity, count))
-    return ((slots.cpu(), similarity.cpu()) for slots, similarity in best)
+                best.append((indices, similarities))
+    return ((indices.cpu(), similarities.cpu()) for indices, similarities in best)
 
 
-def _told_apart(part: Tensor, rows: Tensor, slots: Tensor, similarity: Tensor) -> Tensor:
-    """The similarities, in float64 where float32 can hardly tell neighbors apart.
+def _use_faiss(work: int, device: torch.device) -> bool:
+    """Whether faiss is installed and faster: in large searches on a CPU.
 
-    Copies of an image must be equally near wherever they stand, but a product of matrices rounds
-    by where a row stands.
+    Only on Linux: elsewhere the OpenMP of its wheels may clash with that of torch.
     """
-    close = (similarity[:, :-1] - similarity[:, 1:] < 1e-6).any(1).nonzero()[:, 0]
-    for few in close.split(256):
-        candidates = rows[slots[few]].double()
-        exact = (candidates * part[few].double()[:, None]).sum(2)
-        similarity[few] = exact.to(similarity)
-    return similarity
+    on_linux_cpu = device.type == "cpu" and sys.platform == "linux"
+    return on_linux_cpu and work >= FAISS_WORK and importlib.util.find_spec("faiss") is not None
+
+
+def _faiss_search(
+    queries: Float[Tensor, "batch features"], rows: Float[Tensor, "n features"], k: int
+) -> tuple[Int[Tensor, "batch k"], Float[Tensor, "batch k"]]:
+    """The rows with the largest inner products, found by faiss; equal ones in any order."""
+    import faiss
+
+    similarities, indices = faiss.knn(
+        queries.numpy(), rows.numpy(), k, metric=faiss.METRIC_INNER_PRODUCT
+    )
+    return torch.from_numpy(indices), torch.from_numpy(similarities)
 
 
 def vote(
     labels: Int[Tensor, "batch k"], classes: int, weights: Float[Tensor, "batch k"] | None = None
 ) -> Int[Tensor, "batch ranked"]:
-    """Up to five labels of each row, most votes first; of equal ones the one that stands first.
+    """Up to five labels per row, most votes first; of equal ones that of the nearest neighbor.
 
-    Where a row has fewer different labels the rest is -1.
+    Where a row has fewer different labels, the others are -1.
     """
     batch, k = labels.shape
     votes = torch.zeros(batch, classes, dtype=torch.float64)
-    one = torch.ones_like(labels, dtype=torch.float64) if weights is None else weights.double()
-    votes.scatter_add_(1, labels, one)
-    earliness = torch.zeros(batch, classes, dtype=torch.int64)
+    if weights is None:
+        weights = torch.ones_like(labels, dtype=torch.float64)
+    votes.scatter_add_(1, labels, weights.double())
+    # The nearest neighbor of a class gives it k, the second k - 1, ...; 0 is a class without votes.
+    nearness = torch.zeros(batch, classes, dtype=torch.int64)
     rank = torch.arange(k, 0, -1).expand(batch, k)
-    earliness.scatter_reduce_(1, labels, rank, "amax", include_self=True)
-    # Two stable sorts: by who stands first, then by votes.
-    order = earliness.argsort(stable=True, dim=1, descending=True)[:, :k]
+    nearness.scatter_reduce_(1, labels, rank, "amax", include_self=True)
+    # Two stable sorts: by nearness, then by votes.
+    order = nearness.argsort(stable=True, dim=1, descending=True)[:, :k]
     ranked = votes.gather(1, order).argsort(stable=True, dim=1, descending=True)[:, :5]
     winners = order.gather(1, ranked)
-    return torch.where(earliness.gather(1, winners) > 0, winners, -1)
+    return torch.where(nearness.gather(1, winners) > 0, winners, -1)
 
 
 class KNNMonitor:
-    """k-NN of a backbone while it trains; a fixed part stands for a large set."""
+    """k-NN accuracy of a backbone while it trains, on a fixed part of a large source."""
 
     def __init__(
-        self, train: Source, held_out: Source, *, image_size: int, most: int = 10_000
+        self, train: Source, validation: Source, *, image_size: int, max_images: int = 10_000
     ) -> None:
-        self.train = train.take(rng.choice(0, len(train), most, rng.PROBE))
-        self.held_out = held_out.take(rng.choice(0, len(held_out), most, rng.PROBE))
+        self.train = train.subset(rng.choice(0, len(train), max_images, rng.PROBE))
+        self.validation = validation.subset(rng.choice(0, len(validation), max_images, rng.PROBE))
         self.image_size = image_size
 
     def __call__(self, backbone: nn.Module) -> dict[str, float]:
         device = next(backbone.parameters(), torch.empty(0)).device
-        parts = [
-            extract_features(backbone, part, image_size=self.image_size, device=device)
-            for part in (self.train, self.held_out)
-        ]
-        assert self.train.labels is not None and self.held_out.labels is not None
-        ks = usual_ks(self.train.labels)
-        return knn_accuracy(parts[0], self.train.labels, parts[1], self.held_out.labels, ks=ks)
+        train, validation = (
+            extract_features(backbone, source, image_size=self.image_size, device=device)
+            for source in (self.train, self.validation)
+        )
+        train_labels, validation_labels = self.train.labels, self.validation.labels
+        assert train_labels is not None and validation_labels is not None
+        ks = default_ks(train_labels)
+        return knn_accuracy(train, train_labels, validation, validation_labels, ks=ks)
 
 
-def usual_ks(labels: Int[Tensor, " n"]) -> list[int]:
-    """The paper's 1 and 20, as far as there are so many images."""
+def default_ks(labels: Int[Tensor, " n"]) -> list[int]:
+    """The paper's 1 and 20, or only 1 where there are fewer than 20 labeled images."""
     return [k for k in (1, 20) if k <= int((labels >= 0).sum())]

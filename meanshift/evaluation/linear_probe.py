@@ -1,10 +1,14 @@
-"""The paper's linear layer on frozen features: normalize, standardize, SGD in steps."""
+"""Linear probe: one linear layer on frozen features, with the paper's settings.
+
+Features are normalized and standardized, and the layer is trained by SGD with a learning rate that
+falls in steps; on augmented views, or on features that were extracted once.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from meanshift.config import ViewSpec
-from meanshift.data import Source
+from meanshift.data import Source, stratified_split
 from meanshift.data.loader import batches, steps_per_epoch
 from meanshift.evaluation.context import EvaluationContext, FeatureSet
+from meanshift.evaluation.result import Result
 from meanshift.models.encoder import memory_format
 from meanshift.models.features import eval_mode
 from meanshift.runtime import checkpoint, rng
@@ -26,12 +31,18 @@ from meanshift.transforms.augment import MultiViewTransform
 from meanshift.transforms.eval import TRANSFORM_VERSION
 
 VIEW = ViewSpec(name="train", stream=rng.ONLINE, crop_area=(0.08, 1.0))
-"""What the layer is trained on: a crop of 8% to 100% of the area, and a flip."""
+"""the view that a layer is trained on: a crop of 8% to 100% of the area, and a flip"""
+
+SWEEP = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+"""learning rates that a sweep tries"""
+
+Stream = Iterator[tuple[int, Float[Tensor, "batch features"], Int[Tensor, " batch"]]]
+"""training batches in order: (epoch, features, labels)"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeSettings:
-    """The paper's; the rate falls to a tenth after each of the milestones."""
+    """The paper's settings; the learning rate falls to a tenth after each milestone."""
 
     lr: float = 0.01
     momentum: float = 0.9
@@ -47,20 +58,75 @@ class ProbeSettings:
             )
 
     @staticmethod
-    def of(epochs: int, lr: float) -> ProbeSettings:
-        """The paper's in more or fewer epochs: the rate falls after 3/8 and 3/4 of them."""
-        milestones = tuple(max(1, round(share * epochs)) for share in (3 / 8, 3 / 4))
+    def scaled(epochs: int, lr: float) -> ProbeSettings:
+        """The paper's schedule in other epochs: the learning rate falls after 3/8 and 3/4."""
+        milestones = tuple(max(1, round(fraction * epochs)) for fraction in (3 / 8, 3 / 4))
         return ProbeSettings(lr=lr, epochs=epochs, milestones=milestones)
 
     @property
     def tag(self) -> str:
-        """What a result's name adds when this is not the paper's recipe."""
+        """The end of a result's name; empty for the paper's settings."""
         epochs = "" if self.epochs == ProbeSettings.epochs else f"-{self.epochs}-epochs"
-        return epochs + ("" if self.lr == ProbeSettings.lr else f"-lr-{self.lr:g}")
+        lr = "" if self.lr == ProbeSettings.lr else f"-lr-{self.lr:g}"
+        return epochs + lr
 
-    def factor(self, epoch: int) -> float:
-        """What the rate is multiplied with in an epoch, counted from 0."""
+    def lr_factor(self, epoch: int) -> float:
+        """The factor of the learning rate in an epoch, counted from 0."""
         return float(0.1 ** sum(epoch >= milestone for milestone in self.milestones))
+
+
+def evaluate(
+    context: EvaluationContext,
+    *,
+    settings: ProbeSettings | None = None,
+    cached: bool = False,
+    sweep: Sequence[float] = (),
+) -> Result:
+    """Top-1 and top-5 of a linear layer after the last epoch, and the best epoch named as such.
+
+    `cached` trains on features of images without augmentation, extracted once. `sweep` chooses the
+    learning rate on a tenth of the training images, never on the test images.
+    """
+    settings = settings or ProbeSettings()
+    test = context.test  # first: without labels this is an error
+    train = context.train
+    name = "linear" + ("-cached" if cached else "") + ("-swept" if sweep else settings.tag)
+    details: dict[str, Any] = {
+        "views": "none: features extracted once" if cached else "crop 0.08-1, flip"
+    }
+    if sweep:
+        settings, details["sweep"] = _choose_lr(context, train, settings, cached, sweep)
+    curves = fit_layers(context, train, test, settings=settings, cached=cached)
+    top1, top5 = curves.last()
+    best_epoch, best_top1 = curves.best()
+    metrics = {"top-1": top1}
+    if context.classes > 5:
+        metrics["top-5"] = top5
+    metrics["best top-1, chosen on test"] = best_top1
+    details |= asdict(settings)
+    details["best epoch"] = best_epoch
+    details["top-1 by epoch"] = [by_lr[0] for by_lr in curves.top1]
+    return Result(name, metrics, details)
+
+
+def _choose_lr(
+    context: EvaluationContext,
+    train: FeatureSet,
+    settings: ProbeSettings,
+    cached: bool,
+    sweep: Sequence[float],
+) -> tuple[ProbeSettings, dict[str, Any]]:
+    """Settings with the learning rate that is best on a tenth of the training images; the sweep."""
+    subsets = stratified_split(train.source, 0.1, seed=context.seed)
+    rest, validation = (train.take(subset) for subset in subsets)
+    curves = fit_layers(context, rest, validation, settings=settings, cached=cached, lrs=sweep)
+    accuracies = [curves.last(which)[0] for which in range(len(sweep))]
+    best = accuracies.index(max(accuracies))
+    entry = {
+        "chosen on": f"{len(validation.source)} training images",
+        "top-1 there": {f"{lr:g}": top1 for lr, top1 in zip(sweep, accuracies, strict=True)},
+    }
+    return replace(settings, lr=sweep[best]), entry
 
 
 class Standardize(nn.Module):
@@ -82,21 +148,17 @@ class Standardize(nn.Module):
         return (unit - self.get_buffer("mean")) * self.get_buffer("scale")
 
 
-Stream = Iterator[tuple[int, Float[Tensor, "batch features"], Int[Tensor, " batch"]]]
-"""Training batches in order, each with its epoch."""
-
-
 def cached_stream(
     features: Float[Tensor, "n features"],
     labels: Int[Tensor, " n"],
     *,
-    recipe: ProbeSettings,
+    settings: ProbeSettings,
     seed: int,
     device: torch.device,
 ) -> Stream:
     """The same features in every epoch, in a new order."""
-    for epoch in range(recipe.epochs):
-        for chosen in rng.permutation(seed, epoch, len(labels)).split(recipe.batch_size):
+    for epoch in range(settings.epochs):
+        for chosen in rng.permutation(seed, epoch, len(labels)).split(settings.batch_size):
             yield epoch, features[chosen].to(device), labels[chosen].to(device)
 
 
@@ -104,30 +166,31 @@ def augmented_stream(
     backbone: nn.Module,
     source: Source,
     *,
-    recipe: ProbeSettings,
+    settings: ProbeSettings,
     image_size: int,
     seed: int,
     device: torch.device,
     precision: torch.dtype,
     workers: int,
-    start: int = 0,
+    start_epoch: int = 0,
 ) -> Stream:
-    """Features of a new view of each image in every epoch, from epoch `start` on."""
-    views, layout = MultiViewTransform((VIEW,), seed, image_size), memory_format(backbone)
-    steps = steps_per_epoch(source, recipe.batch_size, partial=True)
+    """Features of a new view of each image in every epoch."""
+    transform = MultiViewTransform((VIEW,), seed, image_size)
+    layout = memory_format(backbone)
+    steps = steps_per_epoch(source, settings.batch_size, partial=True)
     for batch in batches(
         source,
-        views.crop,
-        batch_size=recipe.batch_size,
+        transform.crop,
+        batch_size=settings.batch_size,
         seed=seed,
-        start=start * steps,
-        stop=recipe.epochs * steps,
+        start=start_epoch * steps,
+        stop=settings.epochs * steps,
         partial=True,
         workers=workers,
         pin_memory=device.type == "cuda",
     ):
         batch = batch.to(device)
-        (view,) = views.finish(batch.images, batch.epoch, batch.ids)
+        (view,) = transform.finish(batch.images, batch.epoch, batch.ids)
         view = view.contiguous(memory_format=layout)
         with eval_mode(backbone), torch.no_grad(), autocast(device, precision):
             features = backbone(view).float()
@@ -137,18 +200,89 @@ def augmented_stream(
 
 @dataclass(frozen=True)
 class Curves:
-    """Accuracy in percent after each epoch, for each learning rate that was tried."""
+    """Accuracy in percent after each epoch, for each learning rate."""
 
-    top1: list[list[float]]
-    top5: list[list[float]]
+    top1: list[list[float]] = field(default_factory=list)
+    top5: list[list[float]] = field(default_factory=list)
 
     def last(self, which: int = 0) -> tuple[float, float]:
+        """Top-1 and top-5 after the last epoch."""
         return self.top1[-1][which], self.top5[-1][which]
 
     def best(self, which: int = 0) -> tuple[int, float]:
         """The epoch (from 1) with the highest top-1, and that top-1."""
-        column = [row[which] for row in self.top1]
-        return column.index(max(column)) + 1, max(column)
+        top1 = [by_lr[which] for by_lr in self.top1]
+        return top1.index(max(top1)) + 1, max(top1)
+
+
+class _Layers:
+    """One linear layer for each learning rate, with the same initial weights and batches."""
+
+    def __init__(
+        self,
+        standardize: Standardize,
+        *,
+        classes: int,
+        settings: ProbeSettings,
+        lrs: Sequence[float],
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.standardize = standardize.to(device)
+        self.settings = settings
+        self.lrs = lrs
+        self.curves = Curves()
+        features = len(standardize.get_buffer("mean"))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(rng.derive_seed(seed, 0, rng.INITIAL))
+            initial = nn.Linear(features, classes)
+        self.heads = nn.ModuleList([nn.Linear(features, classes) for _ in lrs])
+        for head in self.heads:
+            head.load_state_dict(initial.state_dict())
+        self.heads.to(device)
+        self.optimizer = torch.optim.SGD(
+            [{"params": list(head.parameters())} for head in self.heads],
+            lr=settings.lr,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+        )
+
+    def step(self, epoch: int, features: Tensor, labels: Tensor) -> None:
+        """Update all layers by one batch."""
+        for group, lr in zip(self.optimizer.param_groups, self.lrs, strict=True):
+            group["lr"] = lr * self.settings.lr_factor(epoch)
+        inputs = self.standardize(features)
+        self.optimizer.zero_grad(set_to_none=True)
+        losses = (F.cross_entropy(head(inputs), labels) for head in self.heads)
+        sum(losses, torch.tensor(0.0)).backward()
+        self.optimizer.step()
+
+    def measure(self, features: Tensor, labels: Tensor) -> float:
+        """Add the accuracies of all layers to the curves; return the highest top-1."""
+        pairs = [accuracy(head, self.standardize, features, labels) for head in self.heads]
+        self.curves.top1.append([top1 for top1, _ in pairs])
+        self.curves.top5.append([top5 for _, top5 in pairs])
+        return max(self.curves.top1[-1])
+
+    def save(self, path: Path, epoch: int) -> None:
+        """Write the state after so many epochs."""
+        state = {
+            "format": checkpoint.FORMAT,
+            "epoch": epoch,
+            "heads": self.heads.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            **asdict(self.curves),
+        }
+        checkpoint.write(path, state)
+
+    def load(self, path: Path) -> int:
+        """Restore a saved state; return its number of epochs."""
+        state = checkpoint.read(path)
+        self.heads.load_state_dict(state["heads"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.curves = Curves(state["top1"], state["top5"])
+        epoch: int = state["epoch"]
+        return epoch
 
 
 def train_layers(
@@ -158,122 +292,128 @@ def train_layers(
     test_labels: Int[Tensor, " m"],
     *,
     classes: int,
-    recipe: ProbeSettings,
+    settings: ProbeSettings,
     lrs: Sequence[float],
     seed: int,
     device: torch.device,
     steps: int,
     title: str = "linear",
-    keep: Path | None = None,
+    state_file: Path | None = None,
 ) -> Curves:
-    """One linear layer for each learning rate, all on the same stream, judged after every epoch.
+    """Train one linear layer for each learning rate on one stream; test them after every epoch.
 
-    After each epoch the state goes to the file `keep`; where it is there already, training goes on
-    from it, and the stream must begin at its epoch.
+    An epoch has so many `steps`. The state goes to `state_file` after each epoch; where that file
+    exists, training continues from it, and the stream must begin with the epoch that follows.
     """
-    standardize = standardize.to(device)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rng.derive_seed(seed, 0, rng.INITIAL))
-        first = nn.Linear(len(standardize.get_buffer("mean")), classes)
-    heads = nn.ModuleList([nn.Linear(first.in_features, classes) for _ in lrs])
-    for head in heads:
-        head.load_state_dict(first.state_dict())
-    heads.to(device)
-    groups = [{"params": list(h.parameters()), "lr": lr} for h, lr in zip(heads, lrs, strict=True)]
-    optimizer = torch.optim.SGD(
-        groups, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
+    layers = _Layers(
+        standardize, classes=classes, settings=settings, lrs=lrs, seed=seed, device=device
     )
-    top1, top5, done, seen = list[list[float]](), list[list[float]](), 0, 0
-    if keep is not None and keep.exists():
-        state = checkpoint.read(keep)
-        heads.load_state_dict(state["heads"])
-        optimizer.load_state_dict(state["optimizer"])
-        top1, top5, done = state["top1"], state["top5"], state["epoch"]
-    bar = progress(title, recipe.epochs * steps)
-    bar.update(done * steps)
-
-    def end_epoch(done: int) -> None:
-        one, five = zip(*(accuracy(h, standardize, test, test_labels) for h in heads), strict=True)
-        top1.append(list(one))
-        top5.append(list(five))
-        bar.set_postfix({"epoch": done, "top-1": f"{max(one):.2f}"}, refresh=False)
-        if keep is not None:
-            told = {"epoch": done, "top1": top1, "top5": top5, "format": checkpoint.FORMAT}
-            states = {"heads": heads.state_dict(), "optimizer": optimizer.state_dict()}
-            checkpoint.write(keep, {**told, **states})
-
-    with bar:
+    epochs_done = 0
+    if state_file is not None and state_file.exists():
+        epochs_done = layers.load(state_file)
+    steps_done = 0
+    with progress(title, settings.epochs * steps, start=epochs_done * steps) as bar:
         for epoch, features, labels in stream:
-            for group, lr in zip(optimizer.param_groups, lrs, strict=True):
-                group["lr"] = lr * recipe.factor(epoch)
-            inputs = standardize(features)
-            optimizer.zero_grad(set_to_none=True)
-            loss = sum((F.cross_entropy(head(inputs), labels) for head in heads), torch.tensor(0.0))
-            loss.backward()
-            optimizer.step()
+            layers.step(epoch, features, labels)
             bar.update()
-            seen += 1
-            if seen == steps:
-                end_epoch(epoch + 1)
-                seen = 0
-    return Curves(top1, top5)
+            steps_done += 1
+            if steps_done % steps == 0:
+                top1 = layers.measure(test, test_labels)
+                bar.set_postfix({"epoch": epoch + 1, "top-1": f"{top1:.2f}"}, refresh=False)
+                if state_file is not None:
+                    layers.save(state_file, epoch + 1)
+    return layers.curves
 
 
 def fit_layers(
-    subject: EvaluationContext,
+    context: EvaluationContext,
     train: FeatureSet,
     test: FeatureSet,
     *,
-    recipe: ProbeSettings,
+    settings: ProbeSettings,
     cached: bool,
     lrs: Sequence[float] = (),
     seed: int | None = None,
     title: str = "linear",
 ) -> Curves:
-    """Train on one part and judge on the other; a long one continues where it was stopped."""
-    lrs, seed, path, start = lrs or [recipe.lr], subject.seed if seed is None else seed, None, 0
-    options: dict[str, Any] = {"recipe": recipe, "seed": seed, "device": subject.device}
+    """Train on one feature set and test on the other.
+
+    Training on views takes long: after a kill it continues with the epoch that was not finished.
+    """
+    lrs = lrs or [settings.lr]
+    seed = context.seed if seed is None else seed
+    state_file = None
     if cached:
-        stream = cached_stream(train.features, train.labels, **options)
+        stream = cached_stream(
+            train.features, train.labels, settings=settings, seed=seed, device=context.device
+        )
     else:
-        told = [subject.fingerprint, train.source.contents(), test.source.contents()]
-        prepared = [TRANSFORM_VERSION, subject.image_size, subject.resize, subject.precision]
-        key = repr([*told, *prepared, recipe, seed, list(lrs)])
-        name = f"layers-{hashlib.sha256(key.encode()).hexdigest()[:16]}.pt"
-        path, start = _kept(subject.home / "features" / name)
+        state_file = _state_file(context, train, test, settings, lrs, seed)
         stream = augmented_stream(
-            subject.backbone,
+            context.backbone,
             train.source,
-            image_size=subject.image_size,
-            precision=subject.precision,
-            workers=subject.workers,
-            start=start,
-            **options,
+            settings=settings,
+            image_size=context.image_size,
+            seed=seed,
+            device=context.device,
+            precision=context.precision,
+            workers=context.workers,
+            start_epoch=_epochs_done(state_file),
         )
     curves = train_layers(
         stream,
         Standardize(train.features),
         test.features,
         test.labels,
-        classes=subject.classes,
+        classes=context.classes,
+        settings=settings,
         lrs=lrs,
-        steps=-(-len(train.source) // recipe.batch_size),
+        seed=seed,
+        device=context.device,
+        steps=-(-len(train.source) // settings.batch_size),
         title=title,
-        keep=path,
-        **options,
+        state_file=state_file,
     )
-    if path is not None:
-        path.unlink(missing_ok=True)
+    if state_file is not None:
+        state_file.unlink(missing_ok=True)
     return curves
 
 
-def _kept(path: Path) -> tuple[Path, int]:
-    """The file of a training that was stopped, and how many epochs it had done."""
+def _state_file(
+    context: EvaluationContext,
+    train: FeatureSet,
+    test: FeatureSet,
+    settings: ProbeSettings,
+    lrs: Sequence[float],
+    seed: int,
+) -> Path:
+    """The file of an unfinished training; another for other weights, images or settings."""
+    key = [
+        context.fingerprint,
+        train.source.content_fingerprint(),
+        test.source.content_fingerprint(),
+        TRANSFORM_VERSION,
+        context.image_size,
+        context.resize,
+        context.precision,
+        settings,
+        list(lrs),
+        seed,
+    ]
+    digest = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
+    return context.output_dir / "features" / f"layers-{digest}.pt"
+
+
+def _epochs_done(state_file: Path) -> int:
+    """The finished epochs of an unfinished training; a damaged file is deleted."""
+    if not state_file.exists():
+        return 0
     try:
-        return path, checkpoint.read(path)["epoch"] if path.exists() else 0
-    except ValueError:  # damaged: begin again
-        path.unlink()
-        return path, 0
+        epoch: int = checkpoint.read(state_file)["epoch"]
+    except ValueError:
+        state_file.unlink()
+        return 0
+    return epoch
 
 
 @torch.no_grad()
@@ -286,10 +426,12 @@ def accuracy(
     chunk: int = 8192,
 ) -> tuple[float, float]:
     """Top-1 and top-5 in percent."""
-    device, first, five = next(head.parameters()).device, 0, 0
+    device = next(head.parameters()).device
+    correct = torch.zeros(2, dtype=torch.int64)
     with eval_mode(head):
         for part, truth in zip(features.split(chunk), labels.split(chunk), strict=True):
             scores = head(standardize(part.to(device)))
-            ranked = scores.topk(min(5, scores.shape[1])).indices.cpu() == truth[:, None]
-            first, five = first + int(ranked[:, 0].sum()), five + int(ranked.any(1).sum())
-    return 100 * first / len(labels), 100 * five / len(labels)
+            hits = scores.topk(min(5, scores.shape[1])).indices.cpu() == truth[:, None]
+            correct += torch.stack([hits[:, 0].sum(), hits.any(1).sum()])
+    top1, top5 = correct.tolist()
+    return 100 * top1 / len(labels), 100 * top5 / len(labels)

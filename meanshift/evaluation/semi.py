@@ -1,22 +1,22 @@
-"""Few labels: the linear evaluation on a cut of the training images, or fine-tuning on it."""
+"""Few labels: the linear probe on a subset of the training images, or fine-tuning on it."""
 
 from __future__ import annotations
 
 import copy
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
+from jaxtyping import Int
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from meanshift.data import stratified
+from meanshift.data import stratified_sample
 from meanshift.data.loader import batches
-from meanshift.evaluation.context import EvaluationContext, FeatureSet, Result
+from meanshift.evaluation.context import EvaluationContext, FeatureSet
 from meanshift.evaluation.linear_probe import (
     VIEW,
     ProbeSettings,
@@ -24,6 +24,7 @@ from meanshift.evaluation.linear_probe import (
     accuracy,
     fit_layers,
 )
+from meanshift.evaluation.result import Result
 from meanshift.models.encoder import memory_format
 from meanshift.models.features import extract_features
 from meanshift.runtime import rng
@@ -31,9 +32,12 @@ from meanshift.runtime.device import autocast
 from meanshift.runtime.progress import progress
 from meanshift.transforms.augment import MultiViewTransform
 
+Subsets = dict[str, list[Int[Tensor, " chosen"]]]
+"""title of a subset: the indices of its images, for each seed"""
+
 
 def evaluate(
-    subject: EvaluationContext,
+    context: EvaluationContext,
     *,
     fractions: Sequence[float] = (),
     counts: Sequence[int] = (),
@@ -41,118 +45,168 @@ def evaluate(
     seeds: int = 1,
     cached: bool = False,
     fine_tune: bool = False,
-    recipe: ProbeSettings | None = None,
+    settings: ProbeSettings | None = None,
 ) -> Result:
-    """Top-1 and top-5 for each cut (1% and 10% unless said otherwise), the mean over seeds.
+    """Top-1 and top-5 for each subset, the mean over seeds; by default of 1% and 10%.
 
-    A cut is a fraction or a count of the training images, drawn at random in the proportions of
-    the classes, another for each seed; or a list file, for which only the layer's seed changes.
+    A subset is a fraction or a count of the training images, drawn in the proportions of the
+    classes, another for each seed; or a list file, for which only the seed of the layer changes.
     """
     if seeds < 1:
         raise ValueError(f"semi: got {seeds} seeds, need 1 or more")
-    recipe, test, train = recipe or ProbeSettings(), subject.test, subject.train
+    settings = settings or ProbeSettings()
+    test = context.test  # first: without labels this is an error
+    train = context.train
     if not (fractions or counts or lists):
         fractions = (0.01, 0.1)
-    sizes = {f"{100 * share:g}%": _share(share, len(train.source)) for share in fractions}
-    sizes |= {str(count): count for count in counts}
-    own = range(subject.seed, subject.seed + seeds)
-    cuts = {title: [stratified(train.labels, n, seed=s) for s in own] for title, n in sizes.items()}
+    all_seeds = range(context.seed, context.seed + seeds)
+    subsets = _draw_subsets(train, fractions, counts, all_seeds)
     for path in lists:
-        cuts[path.stem if path.stem not in cuts else str(path)] = [_listed(path, train)] * seeds
-    figures, trials = dict[str, float](), dict[str, list[float]]()
-    for title, chosen in cuts.items():
-        found = []
-        for seed, rows in zip(own, chosen, strict=True):
-            part, name = train.take(train.source.take(rows)), f"semi {title}, seed {seed}"
+        title = path.stem if path.stem not in subsets else str(path)
+        subsets[title] = [_read_list(path, train)] * seeds
+    trials: dict[str, list[float]] = {}
+    for title, by_seed in subsets.items():
+        accuracies = []
+        for seed, indices in zip(all_seeds, by_seed, strict=True):
+            subset = train.take(train.source.subset(indices))
+            name = f"semi {title}, seed {seed}"
             if fine_tune:
-                found.append(_fine_tune(subject, part, recipe, seed, name))
+                accuracies.append(_fine_tune(context, subset, settings, seed, name))
             else:
-                given: dict[str, Any] = {"recipe": recipe, "cached": cached, "seed": seed}
-                found.append(fit_layers(subject, part, test, title=name, **given).last())
-        for name, values in zip(("top-1", "top-5"), zip(*found, strict=True), strict=True):
-            if name == "top-1" or subject.classes > 5:
-                figures[f"{title} {name}"] = sum(values) / seeds
-                trials[f"{title} {name}"] = list(values)
-                if seeds > 1:
-                    figures[f"{title} {name} deviation"] = statistics.stdev(values)
-    way = "fine-tuned" if fine_tune else "linear layer" + (" on cached features" if cached else "")
-    settings = {
-        "way": way,
-        "cuts": {title: len(chosen[0]) for title, chosen in cuts.items()},
-        "drawn": "seeded, stratified, another for each seed" if sizes else "",
+                curves = fit_layers(
+                    context, subset, test, settings=settings, cached=cached, seed=seed, title=name
+                )
+                accuracies.append(curves.last())
+        trials[f"{title} top-1"] = [top1 for top1, _ in accuracies]
+        if context.classes > 5:
+            trials[f"{title} top-5"] = [top5 for _, top5 in accuracies]
+    training = "linear layer" + (" on cached features" if cached else "")
+    details = {
+        "training": "fine-tuned" if fine_tune else training,
+        "subsets": {title: len(by_seed[0]) for title, by_seed in subsets.items()},
+        "drawn": "seeded, stratified, another for each seed" if fractions or counts else "",
         "lists": [str(path) for path in lists],
-        "seeds": list(own),
+        "seeds": list(all_seeds),
         "by seed": trials,
+        **asdict(settings),
     }
     name = "semi-fine-tuned" if fine_tune else "semi-cached" if cached else "semi"
-    return Result(name + recipe.tag, figures, {**settings, **asdict(recipe)})
+    return Result(name + settings.tag, _summarize(trials), details)
 
 
-def _share(fraction: float, size: int) -> int:
-    if not 0 < fraction <= 1:
-        raise ValueError(f"--fractions: got {fraction:g}, need above 0 and at most 1")
-    return round(fraction * size)
+def _draw_subsets(
+    train: FeatureSet, fractions: Sequence[float], counts: Sequence[int], seeds: Sequence[int]
+) -> Subsets:
+    """Subsets of the training images in the proportions of the classes."""
+    sizes = {}
+    for fraction in fractions:
+        if not 0 < fraction <= 1:
+            raise ValueError(f"--fractions: got {fraction:g}, need above 0 and at most 1")
+        sizes[f"{100 * fraction:g}%"] = round(fraction * len(train.source))
+    sizes |= {str(count): count for count in counts}
+    return {
+        title: [stratified_sample(train.labels, size, seed=seed) for seed in seeds]
+        for title, size in sizes.items()
+    }
 
 
-def _listed(path: Path, train: FeatureSet) -> torch.Tensor:
+def _summarize(trials: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The mean over seeds, and the std where there are several."""
+    metrics: dict[str, float] = {}
+    for name, values in trials.items():
+        metrics[name] = sum(values) / len(values)
+        if len(values) > 1:
+            metrics[f"{name} std"] = statistics.stdev(values)
+    return metrics
+
+
+def _read_list(path: Path, train: FeatureSet) -> Int[Tensor, " chosen"]:
     """The training images that a list names, by their path in the source or their file's name."""
     try:
-        wanted = path.read_text().split("\n")
+        lines = path.read_text().split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not a readable list of file names ({error})") from None
     titles = [train.source.title(index) for index in range(len(train.source))]
     files = Counter(Path(title).name for title in titles)
-    index = {Path(t).name: i for i, t in enumerate(titles) if files[Path(t).name] == 1}
-    index |= {title: i for i, title in enumerate(titles)}
-    names = [name.strip() for name in wanted if name.strip()]
-    unknown = [name for name in names if name not in index]
+    index_of = {
+        Path(title).name: index
+        for index, title in enumerate(titles)
+        if files[Path(title).name] == 1
+    }
+    index_of |= {title: index for index, title in enumerate(titles)}
+    names = [line.strip() for line in lines if line.strip()]
+    unknown = [name for name in names if name not in index_of]
     if unknown or not names:
         raise ValueError(
-            f"{path}: {len(unknown)} of its {len(names)} names do not name one training "
-            f"image of {train.source.name}, the first is {next(iter(unknown), 'missing')}; need "
-            f"names as {titles[0]}, one a line"
+            f"{path}: {len(unknown)} of its {len(names)} names do not name one training image of "
+            f"{train.source.name}, the first is {next(iter(unknown), 'missing')}; need names as "
+            f"{titles[0]}, one per line"
         )
-    return torch.tensor(sorted({index[name] for name in names}))
+    return torch.tensor(sorted({index_of[name] for name in names}))
 
 
 def _fine_tune(
-    subject: EvaluationContext, train: FeatureSet, recipe: ProbeSettings, seed: int, title: str
+    context: EvaluationContext, train: FeatureSet, settings: ProbeSettings, seed: int, title: str
 ) -> tuple[float, float]:
-    """The whole network on the few labels, from a copy: the judged one is left as it is."""
-    device, size = subject.device, subject.image_size
+    """Train a copy of the backbone with a linear layer; top-1 and top-5 on the test images."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.derive_seed(seed, 0, rng.INITIAL))
-        layer = nn.Linear(train.features.shape[1], subject.classes)
-    backbone = copy.deepcopy(subject.backbone)
-    network = nn.Sequential(backbone, Standardize(train.features), layer).to(device).train()
-    layout, views = memory_format(network), MultiViewTransform((VIEW,), seed, size)
+        layer = nn.Linear(train.features.shape[1], context.classes)
+    backbone = copy.deepcopy(context.backbone)
+    standardize = Standardize(train.features)
+    network = nn.Sequential(backbone, standardize, layer).to(context.device).train()
+    _train_network(network, context, train, settings, seed, title)
+    features = extract_features(
+        backbone,
+        context.test.source,
+        image_size=context.image_size,
+        resize=context.resize,
+        device=context.device,
+        precision=context.precision,
+        workers=context.workers,
+    )
+    return accuracy(layer, standardize, features, context.test.labels)
+
+
+def _train_network(
+    network: nn.Module,
+    context: EvaluationContext,
+    train: FeatureSet,
+    settings: ProbeSettings,
+    seed: int,
+    title: str,
+) -> None:
+    """Train the whole network on augmented views of few images."""
+    device = context.device
+    layout = memory_format(network)
     network.to(memory_format=layout)
+    transform = MultiViewTransform((VIEW,), seed, context.image_size)
     optimizer = torch.optim.SGD(
         network.parameters(),
-        lr=recipe.lr,
-        momentum=recipe.momentum,
-        weight_decay=recipe.weight_decay,
+        lr=settings.lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
     )
     # Batch norm in training mode needs two images or more, so an epoch has whole batches only.
-    batch_size = min(recipe.batch_size, len(train.source))
-    stop = recipe.epochs * (len(train.source) // batch_size)
-    bar = progress(title, stop)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    batch_size = min(settings.batch_size, len(train.source))
+    total_steps = settings.epochs * (len(train.source) // batch_size)
+    generators = [device] if device.type == "cuda" else []
+    with progress(title, total_steps) as bar, torch.random.fork_rng(devices=generators):
         for batch in batches(
             train.source,
-            views.crop,
+            transform.crop,
             batch_size=batch_size,
             seed=seed,
             start=0,
-            stop=stop,
-            workers=subject.workers,
+            stop=total_steps,
+            workers=context.workers,
             pin_memory=device.type == "cuda",
         ):
-            torch.manual_seed(rng.derive_seed(seed, batch.step, rng.NETWORK))  # dropout's address
+            torch.manual_seed(rng.derive_seed(seed, batch.step, rng.NETWORK))  # dropout
             batch = batch.to(device)
-            optimizer.param_groups[0]["lr"] = recipe.lr * recipe.factor(batch.epoch)
-            (view,) = views.finish(batch.images, batch.epoch, batch.ids)
-            with autocast(device, subject.precision):
+            optimizer.param_groups[0]["lr"] = settings.lr * settings.lr_factor(batch.epoch)
+            (view,) = transform.finish(batch.images, batch.epoch, batch.ids)
+            with autocast(device, context.precision):
                 scores = network(view.contiguous(memory_format=layout))
             assert batch.labels is not None
             loss = F.cross_entropy(scores.float(), batch.labels)
@@ -160,14 +214,3 @@ def _fine_tune(
             loss.backward()
             optimizer.step()
             bar.update()
-    bar.close()
-    features = extract_features(
-        backbone,
-        subject.test.source,
-        image_size=size,
-        resize=subject.resize,
-        device=device,
-        precision=subject.precision,
-        workers=subject.workers,
-    )
-    return accuracy(network[2], network[1], features, subject.test.labels)

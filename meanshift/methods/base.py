@@ -7,9 +7,10 @@ a whole method in a few lines.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -77,21 +78,21 @@ class BuildContext:
     seed: int = 0
 
 
-class Method(nn.Module):
+class Method(nn.Module, ABC):
     """A self-supervised method. Subclasses define `views`, `build` and `forward`."""
 
     online: nn.Module
     """the trained encoder; its `backbone` is evaluated and exported"""
 
     @classmethod
+    @abstractmethod
     def views(cls, settings: Any, operators: Views) -> tuple[ViewSpec, ...]:
         """The views of each image, from the method's settings and those of the augmentations."""
-        raise NotImplementedError
 
     @classmethod
-    def build(cls, settings: Any, context: BuildContext) -> Self:
+    @abstractmethod
+    def build(cls, settings: Any, context: BuildContext) -> Method:
         """The method with its initial weights; the global random generator is seeded."""
-        raise NotImplementedError
 
     def step(self, batch: Batch) -> StepOutput:
         """One step of training up to the loss: what the loop calls."""
@@ -107,7 +108,7 @@ class Method(nn.Module):
         (1), `scheduled` (True) and `weight_decay` (that of the settings)."""
         return [{"params": [p for p in self.parameters() if p.requires_grad]}]
 
-    def set_progress(self, now: Progress) -> dict[str, float]:
+    def set_progress(self, now: Progress) -> dict[str, float | int]:
         """Apply schedules before a step; what is returned is logged."""
         return {}
 

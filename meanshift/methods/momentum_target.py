@@ -43,7 +43,7 @@ class MomentumTarget(Method):
     def encoders(self) -> Sequence[nn.Module]:
         return [self.online, self.target]
 
-    def set_progress(self, now: Progress) -> dict[str, float]:
+    def set_progress(self, now: Progress) -> dict[str, float | int]:
         if self.settings is not None and self.settings.momentum_schedule == "cosine":
             self.momentum = cosine_to_one(self.settings.momentum, now.fraction)
         return {"momentum": self.momentum}

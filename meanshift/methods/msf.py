@@ -11,8 +11,7 @@ the loss and the heads are the code's, and purity is the paper's (self not count
 from __future__ import annotations
 
 import copy
-from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -74,13 +73,19 @@ class MeanShift(MomentumTarget):
                 f"k={k} with a bank of {bank_size} rows; need 1 <= k <= bank_size: "
                 f"raise bank_size or lower k (k=1 is BYOL and needs no bank)"
             )
-        self.dim, self.k, self.momentum, self.symmetric = dim, k, momentum, symmetric
-        self.same_image, self.search_filled_only = same_image, search_filled_only
-        self.online, self.target = encoder, copy.deepcopy(encoder).requires_grad_(False)
+        self.dim = dim
+        self.k = k
+        self.momentum = momentum
+        self.symmetric = symmetric
+        self.same_image = same_image
+        self.search_filled_only = search_filled_only
+        self.online = encoder
+        self.target = copy.deepcopy(encoder).requires_grad_(False)
         self.predictor = mlp(dim, hidden or 8 * dim, dim)  # 512-4096-512 in the paper
         self.whiten = Whitening(dim) if whiten else nn.Identity()
-        bank = partial(MemoryBank, dtype=bank_dtype, seed=seed, sharded=sharded)
-        self.bank = bank(bank_size, dim) if k > 1 else None
+        self.bank: MemoryBank | None = None
+        if k > 1:
+            self.bank = MemoryBank(bank_size, dim, dtype=bank_dtype, seed=seed, sharded=sharded)
 
     def forward(
         self,
@@ -138,8 +143,8 @@ class MeanShift(MomentumTarget):
         rows, near_ids, near_labels = self.bank.neighbors(
             u,
             self.k - 1,
-            leave_out=slots,
-            skip_ids=ids if self.same_image == "skip" else None,
+            exclude_slots=slots,
+            exclude_ids=ids if self.same_image == "skip" else None,
             filled_only=self.search_filled_only,
         )
         return torch.cat([u[:, None], rows], 1), near_ids, near_labels
@@ -171,26 +176,24 @@ class MeanShift(MomentumTarget):
         return StepOutput((one.loss + two.loss) / 2, u_b, metrics)
 
     @classmethod
-    def build(cls, settings: Any, context: BuildContext) -> Self:
+    def build(cls, settings: Any, context: BuildContext) -> MeanShift:
         """From the settings `MSF` or `BYOLAsym`; the heads follow the authors' rule."""
         encoder = context.encoder(dim=settings.dim)
-        shared = {name: getattr(settings, name) for name in ("momentum", "symmetric", "whiten")}
-        bank: dict[str, Any] = {}
+        kwargs = {key: getattr(settings, key) for key in ("k", "momentum", "symmetric", "whiten")}
         if settings.k > 1:
-            names = ("bank_size", "same_image", "search_filled_only")
-            bank = {name: getattr(settings, name) for name in names}
-            bank["bank_dtype"] = getattr(torch, settings.bank_dtype)
-            bank["sharded"] = settings.bank_layout == "sharded"
-        method = cls(encoder, encoder.dim, k=settings.k, hidden=encoder.hidden,
-                     seed=context.seed, **shared, **bank)  # fmt: skip
+            for key in ("bank_size", "same_image", "search_filled_only"):
+                kwargs[key] = getattr(settings, key)
+            kwargs["bank_dtype"] = getattr(torch, settings.bank_dtype)
+            kwargs["sharded"] = settings.bank_layout == "sharded"
+        method = cls(encoder, encoder.dim, hidden=encoder.hidden, seed=context.seed, **kwargs)
         method.settings = settings
         return method
 
-    def set_progress(self, now: Progress) -> dict[str, float]:
+    def set_progress(self, now: Progress) -> dict[str, float | int]:
         """The schedules of k and of the momentum."""
         if self.settings is not None and self.settings.k_schedule == "linear":
             self.k = stepwise(self.settings.k_start, self.settings.k, now.epoch, now.epochs)
         return {"k": self.k, **super().set_progress(now)}
 
-    def snapshot_metrics(self, *given: Any) -> dict[str, float]:
-        return purity_of_views(self, *given)
+    def snapshot_metrics(self, *arguments: Any) -> dict[str, float]:
+        return purity_of_views(self, *arguments)

@@ -1,7 +1,7 @@
-"""White targets: embeddings without their mean, and with the same variance in every direction.
+"""Whitening of target embeddings: zero mean, and the same variance in every direction.
 
-Ours, not the paper's. In the first epochs of a short run Mean Shift and BYOL lose nearly all
-dimensions of their embeddings; a target that is whitened cannot (docs/reproduce.md).
+This is ours, not the paper's. In the first epochs of a short run the embeddings of Mean Shift and
+BYOL lose nearly all dimensions; whitened targets prevent it (docs/results.md).
 """
 
 from __future__ import annotations
@@ -14,37 +14,46 @@ from meanshift.runtime import distributed
 
 
 class Whitening(nn.Module):
-    """Whitens rows by the running mean and covariance of all that it has seen while training.
+    """Whitens rows by the running mean and covariance of the rows seen in training.
 
-    It begins as if rows had been spread evenly, so that it does nothing at first and sets in over
-    some `1 / (1 - momentum)` batches. In several processes all of them have the same statistics.
+    The initial statistics are those of evenly spread rows, so that whitening does nothing at first
+    and takes effect over about `1 / (1 - momentum)` batches. All processes have the same
+    statistics.
     """
 
     mean: Float[Tensor, " dim"]
     square: Float[Tensor, "dim dim"]
+    """second moment: the mean of the outer products of the rows"""
 
     def __init__(self, dim: int, *, momentum: float = 0.99, floor: float = 0.05) -> None:
         super().__init__()
-        self.momentum, self.floor = momentum, floor
+        self.momentum = momentum
+        self.floor = floor
         self.register_buffer("mean", torch.zeros(dim, dtype=torch.float64))
         self.register_buffer("square", torch.eye(dim, dtype=torch.float64) / dim)
 
     @torch.no_grad()
     def forward(self, rows: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
-        """Unit rows; directions of little variance count as if they had `floor` of the mean's."""
+        """Return whitened rows of unit length.
+
+        `floor` times the mean variance is added to the variance of each direction, so that
+        directions of little variance are not amplified without bound.
+        """
         if self.training:
-            self._see(rows.double())
-        spread = self.square - torch.outer(self.mean, self.mean)
-        least = self.floor * spread.diagonal().mean()
-        values, vectors = torch.linalg.eigh(spread)
-        scale = (values.clamp_min(0) + least).rsqrt()
+            self._update(rows.double())
+        covariance = self.square - torch.outer(self.mean, self.mean)
+        epsilon = self.floor * covariance.diagonal().mean()
+        variances, directions = torch.linalg.eigh(covariance)
+        scale = (variances.clamp_min(0) + epsilon).rsqrt()
         with torch.autocast(rows.device.type, enabled=False):
-            white = (rows - self.mean.to(rows)) @ (vectors * scale @ vectors.T).to(rows)
+            matrix = (directions * scale @ directions.T).to(rows)
+            white = (rows - self.mean.to(rows)) @ matrix
         return nn.functional.normalize(white, dim=1)
 
-    def _see(self, rows: Tensor) -> None:
-        own = torch.cat([rows.sum(0), (rows.T @ rows).flatten(), rows.new_tensor([len(rows)])])
-        total = distributed.all_sum(own)
+    def _update(self, rows: Tensor) -> None:
+        """Move the statistics towards those of the batches of all processes."""
+        sums = torch.cat([rows.sum(0), (rows.T @ rows).flatten(), rows.new_tensor([len(rows)])])
+        total = distributed.all_sum(sums)
         mean, square = (total[:-1] / total[-1]).split([rows.shape[1], rows.shape[1] ** 2])
         self.mean.lerp_(mean, 1 - self.momentum)
         self.square.lerp_(square.view_as(self.square), 1 - self.momentum)

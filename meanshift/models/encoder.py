@@ -1,4 +1,4 @@
-"""Backbones, with ImageNet and small-image stems, and the heads of the paper."""
+"""Backbones with stems for ImageNet and for small images, and the heads of the paper."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ _RESNETS: dict[str, tuple[type[BasicBlock | Bottleneck], list[int]]] = {
 
 
 class Encoder(nn.Module):
-    """A backbone and its projector: images to embeddings of `dim` values.
+    """A backbone and its projector: maps images to embeddings of `dim` values.
 
-    The authors' rule for the heads: hidden layers of twice the features, embeddings of a quarter.
+    The heads follow the authors' rule: hidden layers have twice as many values as the features,
+    embeddings have a quarter (`dim=0`).
     """
 
     def __init__(self, settings: config.Encoder, *, dim: int = 0, image_size: int = 224) -> None:
         super().__init__()
         self.backbone, self.features = build_backbone(settings, image_size=image_size)
-        self.dim, self.hidden = dim or self.features // 4, 2 * self.features
+        self.dim = dim or self.features // 4
+        self.hidden = 2 * self.features
         self.projector = mlp(self.features, self.hidden, self.dim)
 
     def forward(
@@ -43,7 +45,7 @@ class Encoder(nn.Module):
 
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    """Projector and predictor alike: Linear, batch norm, ReLU, Linear."""
+    """Build a projector or predictor: linear layer, batch norm, ReLU, linear layer."""
     return nn.Sequential(
         nn.Linear(inputs, hidden),
         nn.BatchNorm1d(hidden),
@@ -52,8 +54,41 @@ def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     )
 
 
+def mlp_from_state(state: Mapping[str, Tensor]) -> nn.Sequential | None:
+    """Rebuild a head of linear layers, batch norms and ReLUs from its state dict.
+
+    Layers without a state are ReLUs. The result is None if the state is not that of such a head.
+    """
+    layers: dict[str, dict[str, Tensor]] = {}
+    for key, value in state.items():
+        index, _, name = key.partition(".")
+        layers.setdefault(index, {})[name] = value
+    first = state.get("0.weight")
+    if first is None or first.ndim != 2 or not all(index.isdecimal() for index in layers):
+        return None
+    count = 1 + max(map(int, layers))
+    head = nn.Sequential(*(_layer_from_state(layers.get(str(i), {})) for i in range(count)))
+    try:
+        head.load_state_dict(state)
+        head.eval()(torch.zeros(1, first.shape[1]))
+    except (RuntimeError, ValueError):  # other layers, or widths that do not fit each other
+        return None
+    return head.train()
+
+
+def _layer_from_state(state: Mapping[str, Tensor]) -> nn.Module:
+    if not state:
+        return nn.ReLU(inplace=True)
+    if "running_mean" in state:
+        return nn.BatchNorm1d(len(state["running_mean"]), affine="weight" in state)
+    weight = state.get("weight", torch.empty(0))
+    if weight.ndim != 2:
+        return nn.Identity()  # does not accept the state
+    return nn.Linear(weight.shape[1], weight.shape[0], bias="bias" in state)
+
+
 def build_backbone(settings: config.Encoder, *, image_size: int = 224) -> tuple[nn.Module, int]:
-    """An untrained backbone without its classifier, and the number of its features."""
+    """Build an untrained backbone without its classifier; return it and its number of features."""
     if settings.name in _RESNETS:
         resnet = _ScaledResNet(settings)
         return resnet, resnet.features
@@ -64,41 +99,40 @@ def build_backbone(settings: config.Encoder, *, image_size: int = 224) -> tuple[
             f"encoder.stem and encoder.width are for {', '.join(_RESNETS)}; "
             f"got {settings.name} with stem {settings.stem} and width {settings.width:g}"
         )
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if settings.name.startswith("vit_"):
         patch = int(settings.name.rpartition("_")[2])
         if image_size % patch:
             raise ValueError(
                 f"data.image_size: got {image_size}, need a multiple of {patch} for {settings.name}"
             )
-        given = {"image_size": image_size}
-    elif settings.name in ("googlenet", "inception_v3"):  # auxiliary classifiers have no place here
-        given = {"aux_logits": False, "init_weights": True}
-    backbone = models.get_model(settings.name, weights=None, **given)
-    return backbone, _behead(backbone, settings.name)
+        options = {"image_size": image_size}
+    elif settings.name in ("googlenet", "inception_v3"):  # without their auxiliary classifiers
+        options = {"aux_logits": False, "init_weights": True}
+    backbone = models.get_model(settings.name, weights=None, **options)
+    return backbone, _remove_classifier(backbone, settings.name)
 
 
-def resnet_of(shapes: Mapping[str, tuple[int, ...]]) -> config.Encoder | None:
-    """The ResNet that has weights of these shapes by name, as far as shapes can tell.
+def resnet_from_shapes(shapes: Mapping[str, tuple[int, ...]]) -> config.Encoder | None:
+    """Return the settings of the ResNet whose weights have these shapes by name, if there is one.
 
-    A stride leaves no trace in a shape: a 3x3 stem is taken as `small`.
+    Shapes do not show strides: a 3x3 stem is assumed to be `small`.
     """
-    blocks = {
-        stage: {key.split(".")[1] for key in shapes if key.startswith(f"layer{stage}.")}
+    depths = [
+        len({key.split(".")[1] for key in shapes if key.startswith(f"layer{stage}.")})
         for stage in range(1, 5)
-    }
+    ]
     block = Bottleneck if "layer1.0.conv3.weight" in shapes else BasicBlock
-    kind = (block, [len(names) for names in blocks.values()])
-    name = next((name for name, known in _RESNETS.items() if known == kind), None)
-    channels, _, side, _ = (*shapes.get("conv1.weight", ()), 0, 0, 0, 0)[:4]
-    if name is None or side not in (3, 7):
+    name = next((name for name, kind in _RESNETS.items() if kind == (block, depths)), None)
+    channels, _, kernel, _ = (*shapes.get("conv1.weight", ()), 0, 0, 0, 0)[:4]
+    if name is None or kernel not in (3, 7):
         return None
-    stem: Literal["imagenet", "small"] = "imagenet" if side == 7 else "small"
+    stem: Literal["imagenet", "small"] = "imagenet" if kernel == 7 else "small"
     return config.Encoder(name=name, stem=stem, width=channels / 64)
 
 
 class _ScaledResNet(ResNet):
-    """torchvision's ResNet with a choice of stem and all channels scaled, and no classifier."""
+    """torchvision's ResNet with a choice of stem, scaled channels, and no classifier."""
 
     def __init__(self, settings: config.Encoder) -> None:
         block, layers = _RESNETS[settings.name]
@@ -106,10 +140,9 @@ class _ScaledResNet(ResNet):
         super().__init__(block, layers)
         first = self._scaled(64)
         if settings.stem != "imagenet" or first != 64:
-            side, stride = {"imagenet": (7, 2), "small": (3, 1), "small-stride2": (3, 2)}[
-                settings.stem
-            ]
-            self.conv1 = nn.Conv2d(3, first, side, stride=stride, padding=side // 2, bias=False)
+            stems = {"imagenet": (7, 2), "small": (3, 1), "small-stride2": (3, 2)}
+            kernel, stride = stems[settings.stem]
+            self.conv1 = nn.Conv2d(3, first, kernel, stride=stride, padding=kernel // 2, bias=False)
             nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
             self.bn1 = nn.BatchNorm2d(first)
         if settings.stem != "imagenet":
@@ -119,7 +152,7 @@ class _ScaledResNet(ResNet):
 
     def _make_layer(self, block: Any, planes: int, *args: Any, **kwargs: Any) -> nn.Sequential:
         if planes == 64:
-            self.inplanes = self._scaled(64)  # the stem feeds the first stage
+            self.inplanes = self._scaled(64)  # the output of the stem
         stage: nn.Sequential = super()._make_layer(block, self._scaled(planes), *args, **kwargs)
         return stage
 
@@ -127,8 +160,8 @@ class _ScaledResNet(ResNet):
         return max(8, round(channels * self._width / 8) * 8)
 
 
-def _behead(backbone: nn.Module, name: str) -> int:
-    """Replace a classifier's last linear layer by nothing, and say how many features feed it."""
+def _remove_classifier(backbone: nn.Module, name: str) -> int:
+    """Replace the last linear layer by the identity; return the number of its inputs."""
     linears = [(path, m) for path, m in backbone.named_modules() if isinstance(m, nn.Linear)]
     if not linears:
         raise ValueError(f"encoder.name: {name} does not end in a linear layer; try resnet50")
@@ -147,6 +180,6 @@ def _suggest(name: str) -> str:
 
 
 def memory_format(encoder: nn.Module) -> torch.memory_format:
-    """Channels-last where there are 2-D convolutions to gain from it."""
-    convolves = any(isinstance(m, nn.Conv2d) for m in encoder.modules())
-    return torch.channels_last if convolves else torch.contiguous_format
+    """Return channels-last for networks with 2-D convolutions, which are faster with it."""
+    convolutional = any(isinstance(module, nn.Conv2d) for module in encoder.modules())
+    return torch.channels_last if convolutional else torch.contiguous_format

@@ -1,4 +1,8 @@
-"""Trained encoders in, from runs and from anybody's files, and ours out."""
+"""Load trained encoders from runs, exported files and third-party files; export our own.
+
+A checkpoint of any method is read by its `online.backbone.*` and, where there is one, its
+`online.projector.*`: `Method.online` is an encoder with a `backbone` and a `projector`.
+"""
 
 from __future__ import annotations
 
@@ -18,173 +22,250 @@ from torch.nn import functional as F
 
 from meanshift.config import Config
 from meanshift.models import third_party
-from meanshift.models.encoder import Encoder, build_backbone
+from meanshift.models.encoder import Encoder, build_backbone, mlp_from_state
 from meanshift.runtime import checkpoint, rng
-from meanshift.runtime.run_directory import RunDirectory, atomic_writer
+from meanshift.runtime.files import atomic_writer
+from meanshift.runtime.run_directory import RunDirectory
 
-_SIDE = 32  # of the images whose pixels are taken as they are
-_OURS = "meanshift"  # the key under which an exported file keeps the settings of its run
+OUTPUT_DIR = Path("evaluations")
+"""folder for the results of weights that do not belong to a run"""
+
+EXPORT_FORMAT = 2
+"""version of the metadata in exported files"""
+
+_METADATA_KEY = "meanshift"  # of the metadata in an exported file
+_PIXELS_SIDE = 32  # images are resized to this for the baseline of raw pixels
 
 
 class RawPixels(nn.Module):
-    """No encoder: an image's pixels in one row, minus the mean of the training images."""
+    """A baseline without an encoder: the pixels of an image minus the mean training image."""
 
     mean: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(3 * _SIDE * _SIDE))
+        self.register_buffer("mean", torch.zeros(3 * _PIXELS_SIDE * _PIXELS_SIDE))
 
     def center(self, mean: Float[Tensor, " pixels"]) -> None:
+        """Subtract the mean of the training features from all later features."""
         self.mean = self.mean + mean.to(self.mean)
 
     def forward(self, images: Float[Tensor, "n 3 _ _"]) -> Float[Tensor, "n pixels"]:
-        if images.shape[2:] != (_SIDE, _SIDE):
-            images = F.interpolate(images, (_SIDE, _SIDE), mode="bilinear", antialias=True)
+        size = (_PIXELS_SIDE, _PIXELS_SIDE)
+        if images.shape[2:] != size:
+            images = F.interpolate(images, size, mode="bilinear", antialias=True)
         return images.flatten(1) - self.mean
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A frozen backbone, what it is, and where its results belong."""
+    """A frozen backbone, its description, and the folder for its results."""
 
     spec: str
     """what a user types to name them"""
     backbone: nn.Module
     title: str
     image_size: int
-    home: Path
+    output_dir: Path
     name: str = ""
-    """added to the names of results when they are not those of a run's newest weights"""
+    """added to the names of results, unless these are the newest weights of a run"""
     config: Config | None = None
     projector: nn.Module | None = None
 
 
 def load_weights(spec: Path | str) -> Weights:
-    """A run, one of its checkpoints, an exported encoder, anybody's file, or `torchvision:NAME`.
+    """Load a run, a checkpoint, an exported encoder, a third-party file, or `torchvision:NAME`.
 
-    Two baselines have names too: `untrained:RUN` is the encoder with which a run began, and
-    `pixels` no encoder at all.
+    There are two baselines: `untrained:RUN` is the encoder of a run before its first step, and
+    `pixels` is no encoder at all.
     """
-    path, (kind, _, rest) = Path(spec), str(spec).partition(":")
-    judged = Path("judged") / (re.sub(r"[^\w.-]+", "-", rest or path.stem) or "weights")
-    if kind == "torchvision" and rest:
-        found = third_party.from_torchvision(rest)
-        return Weights(str(spec), found.backbone, found.title, found.image_size, judged)
-    if kind == "untrained" and rest:
-        return _untrained(Path(rest))
+    path = Path(spec)
+    kind, _, argument = str(spec).partition(":")
+    output_dir = OUTPUT_DIR / (re.sub(r"[^\w.-]+", "-", argument or path.stem) or "weights")
+    if kind == "torchvision" and argument:
+        return _third_party_weights(spec, third_party.from_torchvision(argument), output_dir)
+    if kind == "untrained" and argument:
+        return _load_untrained(Path(argument))
     if kind == "pixels" and not path.exists():
-        return Weights("pixels", RawPixels(), f"raw pixels at {_SIDE}x{_SIDE}", _SIDE, judged)
+        title = f"raw pixels at {_PIXELS_SIDE}x{_PIXELS_SIDE}"
+        return Weights("pixels", RawPixels(), title, _PIXELS_SIDE, output_dir)
     if not path.exists():
         raise ValueError(
             f"{path}: not found; need a run directory, a file of weights, torchvision:NAME, "
             f"untrained:RUN or pixels"
         )
     if path.is_dir():
-        state, unreadable = checkpoint.latest(RunDirectory.open(path).checkpoints)
-        if state is None:
-            raise ValueError(f"{path}: no checkpoint yet; continue the run until it has saved one")
-        for message in unreadable:
-            warnings.warn(f"{message}; step {state['step']} is used instead", stacklevel=2)
-        return _ours(state, path, path, "")
-    held = third_party.read_file(path)
-    if isinstance(held, Mapping) and isinstance(held.get("format"), int):  # others write words
-        run = path.absolute().parent.parent
-        inside = (run / "config.json").is_file()
-        return _ours(held, path, run if inside else judged, path.stem if inside else "")
-    if isinstance(held, Mapping) and _OURS in held:
-        return _exported(held, path)
-    found = third_party.recognize(held, path)
-    size, projector, home = found.image_size, found.projector, _home(path, found.backbone)
-    return Weights(str(spec), found.backbone, found.title, size, home, projector=projector)
+        return _load_run(path)
+    contents = third_party.read_file(path)
+    if isinstance(contents, Mapping):
+        if isinstance(contents.get("format"), int):  # other programs write a word
+            run = path.absolute().parent.parent
+            if (run / "config.json").is_file():
+                return _from_checkpoint(contents, path, output_dir=run, name=path.stem)
+            return _from_checkpoint(contents, path, output_dir=output_dir)
+        if _METADATA_KEY in contents:
+            return _from_export(contents, path)
+    recognized = third_party.recognize(contents, path)
+    return _third_party_weights(spec, recognized, _file_output_dir(path, recognized.backbone))
 
 
 def load_encoder(weights: Path | str) -> nn.Module:
-    """The online backbone of a run (or of any file of weights), heads removed, in eval mode.
+    """Load the online backbone of a run or of any file of weights, in evaluation mode.
 
     >>> backbone = load_encoder("runs/demo")
-    >>> features = backbone(images)      # normalized as ImageNet's, shape (n, 3, height, width)
+    >>> features = backbone(images)  # normalized as for ImageNet, shape (n, 3, height, width)
     """
     return load_weights(weights).backbone
 
 
 def export(weights: Weights, out: Path) -> Path:
-    """Write the backbone alone, with torchvision's names, for other programs (and for this one)."""
+    """Write the backbone with torchvision's parameter names, for this and other programs."""
     if weights.config is None:
         raise ValueError("export: need a run directory or one of its checkpoints")
-    state = {k: v.contiguous() for k, v in weights.backbone.state_dict().items()}
-    told = json.dumps({"title": weights.title, "config": weights.config.to_dict()})
     if out.suffix not in (".safetensors", ".pt", ".pth"):
         raise ValueError(f"{out}: need a name that ends in .safetensors, .pt or .pth")
+    state = {key: value.contiguous() for key, value in weights.backbone.state_dict().items()}
+    metadata = json.dumps(
+        {"format": EXPORT_FORMAT, "title": weights.title, "config": weights.config.to_dict()}
+    )
     if out.suffix == ".safetensors":
         from safetensors.torch import save
 
         with atomic_writer(out) as file:
-            file.write(save(state, {_OURS: told}))
+            file.write(save(state, {_METADATA_KEY: metadata}))
     else:
-        checkpoint.write(out, {"state_dict": state, _OURS: told})
+        checkpoint.write(out, {"state_dict": state, _METADATA_KEY: metadata})
     return out
 
 
 def fingerprint(network: nn.Module) -> str:
-    """A short name for exactly these weights, with the strides that leave no trace in them."""
+    """Return a short hash of the weights, and of settings that are not part of the weights."""
     digest = hashlib.sha256()
     for name, module in network.named_modules():
-        told = [getattr(module, at, None) for at in ("stride", "padding", "transform_input")]
-        digest.update(f"{name} {told}".encode())
+        settings = [
+            getattr(module, setting, None) for setting in ("stride", "padding", "transform_input")
+        ]
+        digest.update(f"{name} {settings}".encode())
     for name, tensor in sorted(network.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
-def _ours(state: Mapping[str, Any], path: Path, home: Path, name: str) -> Weights:
-    if state["format"] != checkpoint.FORMAT or "method" not in state:
+def _load_run(run: Path) -> Weights:
+    state, errors = checkpoint.latest(RunDirectory.open(run).checkpoints)
+    if state is None:
+        raise ValueError(f"{run}: no checkpoint yet; continue the run until it has saved one")
+    for message in errors:
+        warnings.warn(f"{message}; step {state['step']} is used instead", stacklevel=3)
+    return _from_checkpoint(state, run, output_dir=run)
+
+
+def _from_checkpoint(
+    state: Mapping[str, Any], path: Path, *, output_dir: Path, name: str = ""
+) -> Weights:
+    checkpoint.check_format(path, state["format"])
+    if "method" not in state:
         raise ValueError(
-            f"{path}: holds no whole model; need a run directory or its checkpoints/*.pt"
+            f"{path}: contains no complete model; need a run directory or its checkpoints/*.pt"
         )
-    config = Config.from_dict(state["config"])
-    encoder = Encoder(config.encoder, dim=config.method.dim, image_size=config.data.image_size)
-    online = {
-        k.removeprefix("online."): v for k, v in state["method"].items() if k.startswith("online.")
-    }
-    encoder.load_state_dict(online)
-    encoder.eval()
-    title, size = f"{_describe(config)}, step {state['step']}", config.data.image_size
-    return Weights(str(path), encoder.backbone, title, size, home, name, config, encoder.projector)
+    config = _parse_config(state["config"], path)
+    projector = mlp_from_state(_below("online.projector.", state["method"]))
+    return Weights(
+        spec=str(path),
+        backbone=_build(config, _below("online.backbone.", state["method"]), path),
+        title=f"{_describe(config)}, step {state['step']}",
+        image_size=config.data.image_size,
+        output_dir=output_dir,
+        name=name,
+        config=config,
+        projector=None if projector is None else projector.eval(),
+    )
 
 
-def _untrained(run: Path) -> Weights:
+def _load_untrained(run: Path) -> Weights:
+    """The encoder before the first step; a method builds its encoder before its other modules."""
     config = RunDirectory.open(run).config
-    with torch.random.fork_rng(devices=[]):  # as training begins: see `train.build_method`
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.derive_seed(config.train.seed, 0, rng.INITIAL))
-        encoder = Encoder(config.encoder, dim=config.method.dim, image_size=config.data.image_size)
-    title, size = f"{_describe(config)}, before its first step", config.data.image_size
-    name, encoder = f"untrained:{run}", encoder.eval()
-    return Weights(name, encoder.backbone, title, size, run, "untrained", config, encoder.projector)
+        dim = getattr(config.method, "dim", 0)
+        encoder = Encoder(config.encoder, dim=dim, image_size=config.data.image_size).eval()
+    return Weights(
+        spec=f"untrained:{run}",
+        backbone=encoder.backbone,
+        title=f"{_describe(config)}, before its first step",
+        image_size=config.data.image_size,
+        output_dir=run,
+        name="untrained",
+        config=config,
+        projector=encoder.projector,
+    )
 
 
-def _home(path: Path, backbone: nn.Module) -> Path:
-    """Where the results of a file belong: many files are called checkpoint.pth."""
-    return Path("judged") / f"{path.stem}-{fingerprint(backbone)[:6]}"
+def _from_export(contents: Mapping[str, Any], path: Path) -> Weights:
+    try:
+        metadata = json.loads(contents[_METADATA_KEY])
+        version = metadata.get("format", 1)
+    except (ValueError, TypeError, AttributeError):
+        raise ValueError(f"{path}: the metadata of the exported file cannot be read") from None
+    checkpoint.check_format(path, version, supported=EXPORT_FORMAT)
+    config = _parse_config(metadata.get("config"), path)
+    tensors = {key: value for key, value in contents.items() if isinstance(value, Tensor)}
+    backbone = _build(config, contents.get("state_dict", tensors), path)
+    return Weights(
+        spec=str(path),
+        backbone=backbone,
+        title=f"exported by meanshift, {metadata.get('title')}",
+        image_size=config.data.image_size,
+        output_dir=_file_output_dir(path, backbone),
+        config=config,
+    )
 
 
-def _exported(held: Mapping[str, Any], path: Path) -> Weights:
-    told = json.loads(held[_OURS])
-    config = Config.from_dict(told["config"])
+def _third_party_weights(
+    spec: Path | str, recognized: third_party.RecognizedWeights, output_dir: Path
+) -> Weights:
+    return Weights(
+        spec=str(spec),
+        backbone=recognized.backbone,
+        title=recognized.title,
+        image_size=recognized.image_size,
+        output_dir=output_dir,
+        projector=recognized.projector,
+    )
+
+
+def _build(config: Config, state: Mapping[str, Any], path: Path) -> nn.Module:
+    """Build the backbone of a config with the weights of a file, in evaluation mode."""
     backbone, _ = build_backbone(config.encoder, image_size=config.data.image_size)
-    state = held.get("state_dict", {k: v for k, v in held.items() if isinstance(v, torch.Tensor)})
     try:
         backbone.load_state_dict(state)
     except RuntimeError as error:
-        raise ValueError(f"{path}: not a whole exported encoder ({error})") from None
-    title = f"exported by meanshift, {told['title']}"
-    size, home = config.data.image_size, _home(path, backbone)
-    return Weights(str(path), backbone.eval(), title, size, home, config=config)
+        raise ValueError(f"{path}: not the complete encoder of its settings ({error})") from None
+    return backbone.eval()
+
+
+def _parse_config(settings: Any, path: Path) -> Config:
+    try:
+        return Config.from_dict(settings)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _below(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a state dict below a prefix, without the prefix."""
+    return {
+        key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)
+    }
+
+
+def _file_output_dir(path: Path, backbone: nn.Module) -> Path:
+    """A folder for the results of a file; many files have the same name."""
+    return OUTPUT_DIR / f"{path.stem}-{fingerprint(backbone)[:6]}"
 
 
 def _describe(config: Config) -> str:
-    settings = config.encoder
-    stem = "" if settings.stem == "imagenet" else f", {settings.stem} stem"
-    wide = "" if settings.width == 1 else f", width {settings.width:g}"
-    return f"our {config.method.name}, {settings.name}{stem}{wide}"
+    encoder = config.encoder
+    stem = "" if encoder.stem == "imagenet" else f", {encoder.stem} stem"
+    width = "" if encoder.width == 1 else f", width {encoder.width:g}"
+    return f"our {config.method.name}, {encoder.name}{stem}{width}"

@@ -1,7 +1,7 @@
-"""Arithmetic on whole batches of images: crop, mirror, jitter, gray, blur, normalize.
+"""Batched image operators: resized crop, color jitter, grayscale, blur, normalization.
 
-Each image of a batch has its own crop, colors and blur, and no loop runs over the images.
-Resampling is a product with two small banded matrices an image.
+Each image of a batch has its own parameters, and no loop runs over the images. The operators are
+named after those of `torchvision.transforms.v2.functional` and give the same results.
 """
 
 from __future__ import annotations
@@ -15,104 +15,115 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, as the authors use
-_LUMA = (0.2989, 0.587, 0.114)
-_CONTRAST, _SATURATION, _HUE = 1, 2, 3  # brightness is 0
+MEAN = (0.485, 0.456, 0.406)
+"""mean of ImageNet's channels, as the authors use it"""
+STD = (0.229, 0.224, 0.225)
+"""standard deviation of ImageNet's channels"""
+
+_GRAY_WEIGHTS = (0.2989, 0.587, 0.114)  # of red, green and blue, as in torchvision
+_CONTRAST, _SATURATION, _HUE = 1, 2, 3  # columns of the factors; brightness is 0
 _TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
 class ColorParameters:
-    """What a strong view does to the colors of each image of a batch."""
+    """The color operators of a strong view, for each image of a batch."""
 
     factors: Float[Tensor, "batch 4"]
     """brightness, contrast, saturation (1 is unchanged) and hue shift (0 is unchanged)"""
     sequence: Int[Tensor, "batch 4"]
-    """the order in which the four are applied"""
+    """the order in which these four are applied"""
     jittered: Bool[Tensor, " batch"]
     grayed: Bool[Tensor, " batch"]
     sigma: Float[Tensor, " batch"]
-    """deviation of the blur in pixels; 0 is no blur"""
+    """standard deviation of the blur in pixels; 0 is no blur"""
 
 
-def crop(
+def resized_crop(
     images: UInt8[Tensor, "batch height width channels"],
     boxes: Int[Tensor, "batch 4"],
     flips: Bool[Tensor, " batch"],
     size: int,
 ) -> Float[Tensor, "batch channels size size"]:
-    """Cut, resize (bilinear, antialiased) and mirror each image of a batch; values in [0, 1]."""
-    device, (height, width) = images.device, images.shape[1:3]
-    top, left, h, w = (boxes[:, i].to(device, torch.float32, non_blocking=True) for i in range(4))
-    down = _resampling(top, h, height, size)
-    across = _resampling(left, w, width, size)
+    """Crop, resize (bilinear, antialiased) and flip each image of a batch; values are in [0, 1].
+
+    A box is (top, left, height, width). Resampling is a product with two banded matrices per image.
+    """
+    device = images.device
+    image_height, image_width = images.shape[1:3]
+    top, left, height, width = boxes.to(device, torch.float32, non_blocking=True).unbind(1)
+    vertical = _resize_matrix(top, height, image_height, size)
+    horizontal = _resize_matrix(left, width, image_width, size)
     flips = flips.to(device, non_blocking=True)[:, None, None]
-    across = torch.where(flips, across.flip(1), across)
-    # Rows of all channels side by side, so that each image is two products and no copy.
+    horizontal = torch.where(flips, horizontal.flip(1), horizontal)
+    # The channels of a row follow one another, so that each image is two products and no copy.
     rows = images.permute(0, 1, 3, 2).float().div_(255)
-    wide = rows.flatten(1, 2) @ across.mT
-    cut = down @ wide.view(len(wide), height, -1)
-    return cut.view(len(cut), size, -1, size).permute(0, 2, 1, 3).contiguous()
+    resized = rows.flatten(1, 2) @ horizontal.mT
+    crops = vertical @ resized.view(len(resized), image_height, -1)
+    return crops.view(len(crops), size, -1, size).permute(0, 2, 1, 3).contiguous()
 
 
 def apply_color(
-    images: Float[Tensor, "batch 3 height width"], drawn: ColorParameters
+    images: Float[Tensor, "batch 3 height width"], parameters: ColorParameters
 ) -> Float[Tensor, "batch 3 height width"]:
-    """Jitter, gray and blur, in MoCo v2's order."""
-    return blur(to_grayscale(jitter(images, drawn), drawn.grayed), drawn.sigma)
+    """Apply color jitter, grayscale and blur, in the order of MoCo v2."""
+    jittered = color_jitter(images, parameters)
+    return gaussian_blur(to_grayscale(jittered, parameters.grayed), parameters.sigma)
 
 
-def jitter(
-    images: Float[Tensor, "batch 3 height width"], drawn: ColorParameters
+def color_jitter(
+    images: Float[Tensor, "batch 3 height width"], parameters: ColorParameters
 ) -> Float[Tensor, "batch 3 height width"]:
-    """Brightness, contrast, saturation and hue, each image in its own order.
+    """Adjust brightness, contrast, saturation and hue, in an order of its own for each image.
 
     The first three are one formula, clamp(f x + (1 - f) other), where `other` is black, the mean
-    gray or the gray image; so each of three passes serves whichever of them is due, and hue comes
-    in before, between or after them.
+    gray or the gray image. So each of three passes applies one of them, a different one for each
+    image, and the hue is adjusted before, between or after the passes.
     """
-    images, device = images.clone(), images.device
-    hue_at = (drawn.sequence == _HUE).int().argmax(1)
-    blends = drawn.sequence[drawn.sequence != _HUE].view(-1, 3)
-    factors = torch.where(
-        drawn.jittered[:, None], drawn.factors, drawn.factors.new_tensor([1, 1, 1, 0])
-    )
+    images = images.clone()
+    device = images.device
+    hue_position = (parameters.sequence == _HUE).int().argmax(1)
+    operators = parameters.sequence[parameters.sequence != _HUE].view(-1, 3)
+    unchanged = parameters.factors.new_tensor([1, 1, 1, 0])
+    factors = torch.where(parameters.jittered[:, None], parameters.factors, unchanged)
     for position in range(4):
-        due = (drawn.jittered & (hue_at == position)).nonzero()[:, 0]
-        if len(due):
-            shift = factors[due, _HUE].to(device, images.dtype, non_blocking=True)
-            due = due.to(device, non_blocking=True)
-            images.index_copy_(0, due, adjust_hue(images[due], shift))
+        chosen = (parameters.jittered & (hue_position == position)).nonzero()[:, 0]
+        if len(chosen):
+            shift = factors[chosen, _HUE].to(device, images.dtype, non_blocking=True)
+            chosen = chosen.to(device, non_blocking=True)
+            images.index_copy_(0, chosen, adjust_hue(images[chosen], shift))
         if position == 3:
             break
-        kind = blends[:, position]
-        factor = factors.gather(1, kind[:, None])[:, 0]
-        weights = torch.stack(
-            [factor, (1 - factor) * (kind == _SATURATION), (1 - factor) * (kind == _CONTRAST)]
-        )
-        keep, to_gray, to_mean = weights.to(device, images.dtype, non_blocking=True)[
-            ..., None, None, None
-        ]
-        gray_image = luma(images)
-        other = to_gray * gray_image + to_mean * gray_image.mean((1, 2, 3), keepdim=True)
-        torch.addcmul(other, keep, images, out=images).clamp_(0, 1)
+        operator = operators[:, position]
+        factor = factors.gather(1, operator[:, None])[:, 0]
+        gray_weight = (1 - factor) * (operator == _SATURATION)
+        mean_weight = (1 - factor) * (operator == _CONTRAST)
+        weights = torch.stack([factor, gray_weight, mean_weight])
+        weights = weights.to(device, images.dtype, non_blocking=True)[..., None, None, None]
+        gray = rgb_to_grayscale(images)
+        other = weights[1] * gray + weights[2] * gray.mean((1, 2, 3), keepdim=True)
+        torch.addcmul(other, weights[0], images, out=images).clamp_(0, 1)
     return images
 
 
-def luma(images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch 1 height width"]:
-    """The gray of an image, by the weights of torchvision."""
+def rgb_to_grayscale(
+    images: Float[Tensor, "batch 3 height width"],
+) -> Float[Tensor, "batch 1 height width"]:
+    """Return the gray channel of each image, with torchvision's weights."""
     red, green, blue = images.unbind(1)
-    return (_LUMA[0] * red).add_(green, alpha=_LUMA[1]).add_(blue, alpha=_LUMA[2])[:, None]
+    red_weight, green_weight, blue_weight = _GRAY_WEIGHTS
+    gray = (red_weight * red).add_(green, alpha=green_weight).add_(blue, alpha=blue_weight)
+    return gray[:, None]
 
 
 def adjust_hue(
     images: Float[Tensor, "batch 3 height width"], shift: Float[Tensor, " batch"]
 ) -> Float[Tensor, "batch 3 height width"]:
-    """Turn the hue of each image by a share of the circle."""
+    """Rotate the hue of each image by a fraction of the color circle."""
     red, green, blue = images.unbind(1)
     value = torch.maximum(torch.maximum(red, green), blue)
     chroma = value - torch.minimum(torch.minimum(red, green), blue)
-    sectors = torch.where(  # times chroma: one division serves all three
+    sector = torch.where(  # multiplied by the chroma, so that there is only one division
         value == red,
         green - blue,
         torch.where(
@@ -121,39 +132,42 @@ def adjust_hue(
             (red - green).add_(chroma, alpha=4),
         ),
     )
-    turn = sectors.div_(chroma.mul(6).clamp_(min=_TINY))  # in circles; 0 where nothing has color
-    turn += shift[:, None, None] + 1  # never negative
-    # The inverse transform in closed form: a channel falls from `value` by up to `chroma`.
-    fall = (turn[:, None] + _constant((5 / 6, 3 / 6, 1 / 6), images.device)).frac_()
-    fall = fall.sub_(1 / 3).abs_().mul_(-6).add_(2).clamp_(0, 1)
-    return torch.addcmul(value[:, None], chroma[:, None], fall, value=-1)
+    hue = sector.div_(chroma.mul(6).clamp_(min=_TINY))  # in circles; 0 for gray pixels
+    hue += shift[:, None, None] + 1  # never negative
+    # The inverse transform in closed form: a channel is below `value` by a fraction of `chroma`.
+    fraction = (hue[:, None] + _channel_constant((5 / 6, 3 / 6, 1 / 6), images.device)).frac_()
+    fraction = fraction.sub_(1 / 3).abs_().mul_(-6).add_(2).clamp_(0, 1)
+    return torch.addcmul(value[:, None], chroma[:, None], fraction, value=-1)
 
 
 def to_grayscale(
-    images: Float[Tensor, "batch 3 height width"], chosen: Bool[Tensor, " batch"]
+    images: Float[Tensor, "batch 3 height width"], mask: Bool[Tensor, " batch"]
 ) -> Float[Tensor, "batch 3 height width"]:
-    """Take the color out of the chosen images."""
-    due = chosen.nonzero()[:, 0].to(images.device, non_blocking=True)
-    return images.index_copy(0, due, luma(images[due]).expand(-1, 3, -1, -1))
+    """Convert the images of the mask to gray."""
+    chosen = mask.nonzero()[:, 0].to(images.device, non_blocking=True)
+    gray = rgb_to_grayscale(images[chosen]).expand(-1, 3, -1, -1)
+    return images.index_copy(0, chosen, gray)
 
 
-def blur(
+def gaussian_blur(
     images: Float[Tensor, "batch channels height width"], sigma: Float[Tensor, " batch"]
 ) -> Float[Tensor, "batch channels height width"]:
-    """Gaussian blur, reflected at the borders, where `sigma` is above 0.
+    """Blur the images whose `sigma` is above 0, with reflection at the borders.
 
-    A kernel reaches three of its deviations: up to 13 taps at the paper's largest sigma of 2.
+    A kernel has a radius of three standard deviations: 13 taps at the paper's largest sigma of 2.
     """
     chosen = (sigma > 0).nonzero()[:, 0]
     if not len(chosen):
         return images
-    reach = min(math.ceil(3 * float(sigma.max())), min(images.shape[2:]) - 1)
+    radius = min(math.ceil(3 * float(sigma.max())), min(images.shape[2:]) - 1)
     sigma = sigma[chosen].to(images.device, images.dtype, non_blocking=True)
     chosen = chosen.to(images.device, non_blocking=True)
     planes = images[chosen].flatten(0, 1)[None]  # every channel of every image has its kernel
-    across = _gaussian(sigma, reach).repeat_interleave(images.shape[1], 0)[:, None, None]
-    wide = F.conv2d(F.pad(planes, [reach] * 4, mode="reflect"), across, groups=len(across))
-    blurred = F.conv2d(wide, across.mT, groups=len(across))
+    kernels = _gaussian_kernels(sigma, radius)
+    kernels = kernels.repeat_interleave(images.shape[1], 0)[:, None, None]
+    padded = F.pad(planes, [radius] * 4, mode="reflect")
+    blurred = F.conv2d(padded, kernels, groups=len(kernels))
+    blurred = F.conv2d(blurred, kernels.mT, groups=len(kernels))
     return images.index_copy(0, chosen, blurred.view(-1, *images.shape[1:]))
 
 
@@ -161,21 +175,21 @@ def normalize(
     images: Float[Tensor, "batch channels height width"],
     out: Float[Tensor, "batch channels height width"] | None = None,
 ) -> Float[Tensor, "batch channels height width"]:
-    """Values in [0, 1] to ImageNet's zero mean and unit deviation."""
-    centered = torch.sub(images, _constant(MEAN, images.device), out=out)
-    return centered.div_(_constant(STD, images.device))
+    """Normalize values in [0, 1] by ImageNet's mean and standard deviation."""
+    centered = torch.sub(images, _channel_constant(MEAN, images.device), out=out)
+    return centered.div_(_channel_constant(STD, images.device))
 
 
 @functools.cache
-def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """One value a channel, sent to the device once: a copy in each batch would wait for it."""
+def _channel_constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """One value per channel on the device; cached, since a copy per batch would wait for it."""
     return torch.tensor(values, device=device)[:, None, None]
 
 
-def _resampling(
+def _resize_matrix(
     start: Float[Tensor, " batch"], length: Float[Tensor, " batch"], inputs: int, outputs: int
 ) -> Float[Tensor, "batch outputs inputs"]:
-    """Triangle weights from the `length` pixels after `start` to `outputs` pixels, antialiased."""
+    """Triangle filters that resize the `length` pixels after `start` to `outputs` pixels."""
     scale = (length / outputs)[:, None, None]
     center = (torch.arange(outputs, device=start.device)[:, None] + 0.5) * scale
     pixel = torch.arange(inputs, device=start.device) - start[:, None, None]
@@ -184,8 +198,9 @@ def _resampling(
     return weights / weights.sum(2, keepdim=True)
 
 
-def _gaussian(sigma: Float[Tensor, " batch"], reach: int) -> Float[Tensor, "batch taps"]:
-    taps = torch.arange(-reach, reach + 1, device=sigma.device)
-    kernel = (-0.5 * (taps / sigma[:, None]) ** 2).exp()
-    kernel *= taps.abs() <= (3 * sigma[:, None]).ceil()  # its own reach, whatever its batch mates'
-    return kernel / kernel.sum(1, keepdim=True)
+def _gaussian_kernels(sigma: Float[Tensor, " batch"], radius: int) -> Float[Tensor, "batch taps"]:
+    taps = torch.arange(-radius, radius + 1, device=sigma.device)
+    kernels = (-0.5 * (taps / sigma[:, None]) ** 2).exp()
+    # Each kernel has its own radius, so that it does not depend on the rest of the batch.
+    kernels *= taps.abs() <= (3 * sigma[:, None]).ceil()
+    return kernels / kernels.sum(1, keepdim=True)

@@ -1,24 +1,29 @@
-"""Multinomial logistic regression by L-BFGS: a whole path of penalties, each begun near its end."""
+"""Multinomial logistic regression by L-BFGS: a path of penalties, each started near its optimum."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 PENALTIES: tuple[float, ...] = tuple(torch.logspace(5, -6, 45, dtype=torch.float64).tolist())
-"""The paper's 45, strongest first."""
+"""the 45 penalties of the paper, strongest first"""
 
-MEMORY = 5  # steps from which the curvature is known
+HISTORY = 5
+"""steps from which L-BFGS approximates the curvature"""
+
+Parameters = Float[Tensor, "classes axes"]
+"""weights on the principal axes; the last column is the bias"""
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A linear classifier, and the loss at which its fit ended."""
+class LinearClassifier:
+    """A fitted linear classifier, with the loss at which the fit ended."""
 
     weight: Float[Tensor, "classes features"]
     bias: Float[Tensor, " classes"]
@@ -28,23 +33,24 @@ class Layer:
 
     @torch.no_grad()
     def __call__(self, features: Float[Tensor, "n features"]) -> Int[Tensor, " n"]:
-        """The class of each row."""
-        parts = [
+        """Predict the class of each row."""
+        predictions = [
             torch.addmm(self.bias, rows.to(self.weight), self.weight.T).argmax(1)
             for rows in features.split(16_384)
         ]
-        return torch.cat(parts).cpu()
+        return torch.cat(predictions).cpu()
 
 
-class Problem:
-    """Sum of cross-entropies + penalty / 2 |weight|², a free bias: as scikit-learn with C = 1 / it.
+class LogisticRegression:
+    """Minimizes the sum of cross-entropies + penalty / 2 |weight|², with an unpenalized bias.
 
-    It is solved where it is easy: features centered and turned to their principal axes, where the
-    curvature is nearly diagonal, and scaled by that. The optimum is the same; where there are fewer
-    images than features, only the axes that they span are left.
+    The optimum is that of scikit-learn with C = 1 / penalty. The problem is solved in coordinates
+    in which it is easy: features are centered and rotated to their principal axes, where the
+    curvature is nearly diagonal. With fewer images than features, only the axes that the images
+    span are used.
 
-    >>> problem = Problem(features, labels, classes=10)
-    >>> best = max(problem.path(), key=lambda layer: accuracy(layer(held_out)))
+    >>> regression = LogisticRegression(features, labels, classes=10)
+    >>> best = max(regression.path(), key=lambda classifier: accuracy(classifier(validation)))
     """
 
     def __init__(
@@ -55,155 +61,193 @@ class Problem:
         classes: int,
         tolerance: float = 1e-6,
     ) -> None:
-        self.classes, self.tolerance = classes, tolerance
-        self.own = labels.to(features.device)[None]
+        self.classes = classes
+        self.tolerance = tolerance
+        self.labels = labels.to(features.device)[None]
         self.mean = features.mean(0)
         centered = features - self.mean
-        few = len(features) < features.shape[1]
-        if few:  # from the axes of the images to those of the features
-            exact = centered.double()
-            spread, axes = torch.linalg.eigh(exact @ exact.T)
-            kept = spread > 1e-10 * spread[-1]
-            spread, axes = spread[kept], axes[:, kept]
-            axes = exact.T @ (axes / spread.sqrt())
-        else:
-            spread, axes = torch.linalg.eigh(centered.T @ centered)
-        self.spread, self.axes = spread.clamp(min=0).to(features), axes.to(features)
-        self.turned = centered @ self.axes
-        # Steps, and how they changed the gradient but for the penalty: good for any other penalty.
-        self.past = deque[tuple[Tensor, Tensor]](maxlen=MEMORY)
+        variances, axes = _principal_axes(centered)
+        self.variances = variances.clamp(min=0).to(features)
+        self.axes = axes.to(features)
+        self.rotated = centered @ self.axes
+        # Steps, and the change of the gradient along them without the penalty's part: these are
+        # valid at every penalty.
+        self.history = deque[tuple[Tensor, Tensor]](maxlen=HISTORY)
 
-    def path(self, penalties: Sequence[float] = PENALTIES) -> Iterator[Layer]:
-        """The optimum at each penalty, begun on the line through the last two."""
-        before = now = self._zeros()
+    def path(self, penalties: Sequence[float] = PENALTIES) -> Iterator[LinearClassifier]:
+        """Yield the optimum at each penalty, started from an extrapolation of the last two."""
+        previous = current = self._zeros()
         for penalty in penalties:
-            found = self._solve(penalty, 2 * now - before)
-            before, now = now, found[0]
-            yield self._layer(penalty, *found)
+            solution = self._solve(penalty, 2 * current - previous, self.tolerance)
+            previous = current
+            current = solution.parameters
+            yield self._classifier(penalty, solution)
 
-    def fit(self, penalty: float, *, near: Layer | None = None) -> Layer:
-        """The optimum at one penalty: from a layer that should be near, or from stronger ones.
+    def fit(self, penalty: float, *, start: LinearClassifier | None = None) -> LinearClassifier:
+        """Return the optimum at one penalty, with a tenth of the path's tolerance.
 
-        Ten times nearer to it than those of a path, which are many.
+        The fit starts from a classifier that is near the optimum, or from stronger penalties.
         """
-        if near is None:
-            *_, near = self.path([*(p for p in PENALTIES[::4] if p > 1.5 * penalty), penalty])
-        bias = near.bias + near.weight @ self.mean
-        start = torch.cat([near.weight @ self.axes, bias[:, None]], 1)
-        return self._layer(penalty, *self._solve(penalty, start, finer=10.0))
+        if start is None:
+            *_, start = self.path([*(p for p in PENALTIES[::4] if p > 1.5 * penalty), penalty])
+        bias = start.bias + start.weight @ self.mean
+        parameters = torch.cat([start.weight @ self.axes, bias[:, None]], 1)
+        return self._classifier(penalty, self._solve(penalty, parameters, self.tolerance / 10.0))
 
     @torch.no_grad()
     def _solve(
-        self,
-        penalty: float,
-        start: Float[Tensor, "classes axes"],
-        *,
-        finer: float = 1.0,
-        most: int = 500,
-    ) -> tuple[Float[Tensor, "classes axes"], float, bool]:
-        """L-BFGS until a step would gain a tiny share of the loss; the last column is the bias.
+        self, penalty: float, start: Parameters, tolerance: float, *, max_iterations: int = 500
+    ) -> _Solution:
+        """Run L-BFGS until a step would reduce the loss by less than a fraction `tolerance`.
 
-        Written out because the libraries' end by the size of the gradient, which at the weakest
-        penalties leaves a hundred times the lowest loss, and begin with a step of no length. Each
-        coordinate is scaled by its curvature, so that from the first a step of one is about right.
+        Libraries stop by the size of the gradient, which at the weakest penalties leaves a hundred
+        times the lowest loss, and their first step has no scale. Here each coordinate is scaled by
+        its curvature, so that a step of length one is about right from the beginning.
         """
-        now = start.to(self.turned)
-        loss, gradient, error = self._at(now, penalty)
-        curvature = (error.abs() * (1 - error.abs())).mean(1, keepdim=True).clamp(min=1e-12)
-        scales = (penalty + curvature * self.spread).reciprocal()
-        scales = torch.cat([scales, 1 / (error.shape[1] * curvature)], 1)
-        known = (_pair(*pair, penalty) for pair in self.past)
-        past = deque((pair for pair in known if pair[2] > 0), maxlen=MEMORY)
-        for _ in range(most):
-            step = -_newton(gradient, scales, past)
-            slope = (step * gradient).sum()
-            if -slope / 2 <= self.tolerance / finer * loss:
-                return now, float(loss), True
-            length = 1.0
-            while length > 1e-4:
-                there = self._at(now + length * step, penalty)
-                if there[0] <= loss + 1e-4 * length * slope:
-                    break
-                # the lowest point of the parabola through both losses and the slope
-                bend = there[0] - loss - length * slope
-                length *= min(0.5, max(0.1, float(-length * slope / (2 * bend))))
-            else:
-                break  # rounding hides what is left to gain
-            moved, change = length * step, there[1] - gradient
-            now, (loss, gradient, _) = now + moved, there
-            if (moved * change).sum() > 0:  # else rounding has the better of it
-                self.past.append((moved, change - _pull(moved, penalty)))
-                past.append(_pair(*self.past[-1], penalty))
-        if self.turned.dtype == torch.float32:  # for good: where it is needed once, it is again
-            self.turned = self.turned.double()
-            self.past.clear()
-            return self._solve(penalty, now, finer=finer)
-        return now, float(loss), False
+        parameters = start.to(self.rotated)
+        point = self._evaluate(parameters, penalty)
+        scales = self._inverse_curvature(point.errors, penalty)
+        known = (_pair(*pair, penalty) for pair in self.history)
+        pairs = deque((pair for pair in known if pair.curvature > 0), maxlen=HISTORY)
+        for _ in range(max_iterations):
+            direction = -_inverse_hessian_product(point.gradient, scales, pairs)
+            slope = (direction * point.gradient).sum()
+            if -slope / 2 <= tolerance * point.loss:
+                return _Solution(parameters, float(point.loss), True)
+            found = self._line_search(parameters, direction, point.loss, slope, penalty)
+            if found is None:
+                break  # rounding hides any further improvement
+            step, next_point = found
+            gradient_change = next_point.gradient - point.gradient
+            parameters = parameters + step
+            point = next_point
+            if (step * gradient_change).sum() > 0:  # else the change is a rounding error
+                self.history.append((step, gradient_change - _penalty_part(step, penalty)))
+                pairs.append(_pair(*self.history[-1], penalty))
+        if self.rotated.dtype == torch.float32:  # later penalties need float64 as well
+            self.rotated = self.rotated.double()
+            self.history.clear()
+            return self._solve(penalty, parameters, tolerance)
+        return _Solution(parameters, float(point.loss), False)
 
-    def _errors(
-        self, inside: Float[Tensor, "classes axes"]
-    ) -> tuple[Float[Tensor, ""], Float[Tensor, "classes n"]]:
-        """Sum of cross-entropies, and chance minus truth: exact also where both are nearly 0."""
-        scores = torch.addmm(inside[:, -1:], inside[:, :-1], self.turned.T)
-        scores -= scores.gather(0, self.own)
-        most = scores.amax(0, keepdim=True)  # 0 where the true class is ahead
-        others = (scores - most).exp_().scatter_(0, self.own, 0)
-        own, rest = (-most).exp_(), others.sum(0, keepdim=True)
-        whole = own + rest
-        loss = torch.where(most > 0, most + whole.log(), rest.log1p()).double().sum()
-        return loss, others.div_(whole).scatter_(0, self.own, -rest / whole)
+    def _line_search(
+        self, start: Parameters, direction: Parameters, loss: Tensor, slope: Tensor, penalty: float
+    ) -> tuple[Parameters, _Point] | None:
+        """Return a step that reduces the loss enough (Armijo's rule), and the point it leads to."""
+        length = 1.0
+        while length > 1e-4:
+            point = self._evaluate(start + length * direction, penalty)
+            if point.loss <= loss + 1e-4 * length * slope:
+                return length * direction, point
+            # The minimum of the parabola through both losses and the slope.
+            bend = point.loss - loss - length * slope
+            length *= min(0.5, max(0.1, float(-length * slope / (2 * bend))))
+        return None
 
-    def _at(
-        self, inside: Float[Tensor, "classes axes"], penalty: float
-    ) -> tuple[Float[Tensor, ""], Float[Tensor, "classes axes"], Float[Tensor, "classes n"]]:
-        """Loss, its gradient, and chance minus truth."""
-        weight = inside[:, :-1]
-        loss, error = self._errors(inside)
+    def _inverse_curvature(
+        self, errors: Float[Tensor, "classes n"], penalty: float
+    ) -> Float[Tensor, "classes axes"]:
+        """An estimate of the inverse diagonal of the Hessian."""
+        curvature = (errors.abs() * (1 - errors.abs())).mean(1, keepdim=True).clamp(min=1e-12)
+        weights = (penalty + curvature * self.variances).reciprocal()
+        return torch.cat([weights, 1 / (errors.shape[1] * curvature)], 1)
+
+    def _evaluate(self, parameters: Parameters, penalty: float) -> _Point:
+        """Compute the loss, its gradient, and the prediction errors."""
+        weight = parameters[:, :-1]
+        loss, errors = self._cross_entropy(parameters)
         loss += penalty / 2 * weight.double().square().sum()
-        inner = (error @ self.turned).add_(weight, alpha=penalty)
-        return loss, torch.cat([inner, error.sum(1, keepdim=True)], 1), error
+        weight_gradient = (errors @ self.rotated).add_(weight, alpha=penalty)
+        gradient = torch.cat([weight_gradient, errors.sum(1, keepdim=True)], 1)
+        return _Point(loss, gradient, errors)
 
-    def _layer(
-        self, penalty: float, inside: Float[Tensor, "classes axes"], loss: float, converged: bool
-    ) -> Layer:
-        inside = inside.to(self.axes)
-        weight = inside[:, :-1] @ self.axes.T
-        return Layer(weight, inside[:, -1] - weight @ self.mean, penalty, loss, converged)
+    def _cross_entropy(
+        self, parameters: Parameters
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, "classes n"]]:
+        """Return the sum of cross-entropies and the predicted minus the true probabilities.
 
-    def _zeros(self) -> Float[Tensor, "classes axes"]:
-        zeros: Tensor = self.turned.new_zeros(self.classes, self.turned.shape[1] + 1)
+        Both are exact where they are nearly 0, too: logits are relative to that of the true class.
+        """
+        logits = torch.addmm(parameters[:, -1:], parameters[:, :-1], self.rotated.T)
+        logits -= logits.gather(0, self.labels)
+        highest = logits.amax(0, keepdim=True)  # 0 where the true class is predicted
+        others = (logits - highest).exp_().scatter_(0, self.labels, 0)
+        true = (-highest).exp_()
+        rest = others.sum(0, keepdim=True)
+        total = true + rest
+        loss = torch.where(highest > 0, highest + total.log(), rest.log1p()).double().sum()
+        return loss, others.div_(total).scatter_(0, self.labels, -rest / total)
+
+    def _classifier(self, penalty: float, solution: _Solution) -> LinearClassifier:
+        parameters = solution.parameters.to(self.axes)
+        weight = parameters[:, :-1] @ self.axes.T
+        bias = parameters[:, -1] - weight @ self.mean
+        return LinearClassifier(weight, bias, penalty, solution.loss, solution.converged)
+
+    def _zeros(self) -> Parameters:
+        zeros: Tensor = self.rotated.new_zeros(self.classes, self.rotated.shape[1] + 1)
         return zeros
 
 
-def _pull(moved: Float[Tensor, "classes axes"], penalty: float) -> Float[Tensor, "classes axes"]:
-    """How the penalty changes the gradient along a step; it leaves the bias alone."""
-    pull = penalty * moved
-    pull[:, -1] = 0
-    return pull
+class _Solution(NamedTuple):
+    parameters: Tensor
+    loss: float
+    converged: bool
 
 
-def _pair(
-    moved: Float[Tensor, "classes axes"], bend: Float[Tensor, "classes axes"], penalty: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """A step, the change of the gradient along it at a penalty, and their product."""
-    change = bend + _pull(moved, penalty)
-    return moved, change, (moved * change).sum()
+class _Point(NamedTuple):
+    """The objective at some parameters."""
+
+    loss: Tensor
+    gradient: Tensor
+    errors: Tensor
+    """predicted minus true probabilities, classes x images"""
 
 
-def _newton(
-    gradient: Float[Tensor, "classes axes"],
-    scales: Float[Tensor, "classes axes"],
-    past: Sequence[tuple[Tensor, Tensor, Tensor]],
-) -> Float[Tensor, "classes axes"]:
-    """The gradient by the inverse curvature that the past steps tell: the two loops of L-BFGS."""
-    shares = []
-    for moved, change, bent in reversed(past):
-        shares.append((moved * gradient).sum() / bent)
-        gradient = gradient - shares[-1] * change
-    step = gradient * scales
-    if past:
-        _, change, bent = past[-1]
-        step *= bent / (change.square() * scales).sum()
-    for (moved, change, bent), share in zip(past, reversed(shares), strict=True):
-        step += (share - (change * step).sum() / bent) * moved
-    return step
+class _Pair(NamedTuple):
+    """A step of L-BFGS, the change of the gradient along it, and their product."""
+
+    step: Tensor
+    gradient_change: Tensor
+    curvature: Tensor
+
+
+def _principal_axes(centered: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the eigenvalues and eigenvectors of the scatter matrix of centered features."""
+    if len(centered) >= centered.shape[1]:
+        eigenvalues, axes = torch.linalg.eigh(centered.T @ centered)
+        return eigenvalues, axes
+    rows = centered.double()  # fewer images than features: use the smaller Gram matrix
+    eigenvalues, vectors = torch.linalg.eigh(rows @ rows.T)
+    nonzero = eigenvalues > 1e-10 * eigenvalues[-1]
+    eigenvalues = eigenvalues[nonzero]
+    return eigenvalues, rows.T @ (vectors[:, nonzero] / eigenvalues.sqrt())
+
+
+def _penalty_part(step: Parameters, penalty: float) -> Parameters:
+    """The change of the penalty's gradient along a step; the bias has no penalty."""
+    change = penalty * step
+    change[:, -1] = 0
+    return change
+
+
+def _pair(step: Parameters, unpenalized_change: Parameters, penalty: float) -> _Pair:
+    change = unpenalized_change + _penalty_part(step, penalty)
+    return _Pair(step, change, (step * change).sum())
+
+
+def _inverse_hessian_product(
+    gradient: Parameters, scales: Parameters, pairs: Sequence[_Pair]
+) -> Parameters:
+    """Multiply a gradient by the inverse Hessian that the pairs imply: L-BFGS's two loops."""
+    coefficients = []
+    for step, change, curvature in reversed(pairs):
+        coefficients.append((step * gradient).sum() / curvature)
+        gradient = gradient - coefficients[-1] * change
+    product = gradient * scales
+    if pairs:
+        last = pairs[-1]
+        product *= last.curvature / (last.gradient_change.square() * scales).sum()
+    for (step, change, curvature), coefficient in zip(pairs, reversed(coefficients), strict=True):
+        product += (coefficient - (change * product).sum() / curvature) * step
+    return product

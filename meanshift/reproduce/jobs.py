@@ -1,4 +1,4 @@
-"""Runs as processes: one after another, or side by side on devices; stopped and taken up again."""
+"""Runs as processes: one after another, or side by side on devices; they can be stopped."""
 
 from __future__ import annotations
 
@@ -21,150 +21,162 @@ from tqdm import tqdm
 
 from meanshift.config import RESUME_SAFE, Config, differences
 from meanshift.config.recipes import command_for
+from meanshift.runtime.files import exclusive_lock
 from meanshift.runtime.progress import progress
-from meanshift.runtime.run_directory import exclusive_lock
 from meanshift.runtime.signals import Stopped, catch_signals
 from meanshift.viz.run_reader import Run
 
 
 @dataclass
 class Job:
-    """A run to be trained and judged; `run` is its directory, whoever made it."""
+    """A run to be trained and evaluated in its folder."""
 
     title: str
     config: Config
     folder: Path
-    judge: dict[str, Sequence[str]]
-    """the words of `meanshift evaluate` by protocol"""
+    evaluations: dict[str, Sequence[str]]
+    """the options of `meanshift evaluate` by protocol"""
     split: str
-    views: int
-    """images that it sees in all, for the time left"""
+    images_seen: int
+    """images of all epochs together, for the time that is left"""
     failure: str = ""
-    run: Run | None = field(default=None, repr=False)
+    _run: Run | None = field(default=None, init=False, repr=False)
 
-    def look(self) -> Run | None:
-        """The run as far as it has come; None before it has begun."""
-        if self.run is None and (self.folder / "config.json").is_file():
-            self.run = Run(self.folder)
-        return self.run
+    @property
+    def run(self) -> Run | None:
+        """The run as far as it is trained; None before it has begun."""
+        if self._run is None and (self.folder / "config.json").is_file():
+            self._run = Run(self.folder)
+        return self._run
 
     @property
     def steps(self) -> tuple[int, int]:
-        """(done, all); all is not known before the run has begun."""
-        run = self.look()
+        """(done, total); the total is 0 before the run has begun."""
+        run = self.run
         if run is None or "steps" not in run.environment:
             return 0, 0
-        last = max((r["step"] for r in run.lines("metrics.jsonl")), default=0)
+        last = max((record["step"] for record in run.lines("metrics.jsonl")), default=0)
         return last, int(run.environment["steps"])
 
     @property
     def trained(self) -> bool:
         done, total = self.steps
-        last = self.folder / "checkpoints" / f"step-{total:09d}.pt"
-        return total > 0 and done == total and last.is_file()
+        last_checkpoint = self.folder / "checkpoints" / f"step-{total:09d}.pt"
+        return total > 0 and done == total and last_checkpoint.is_file()
 
     def result(self, protocol: str) -> dict[str, Any] | None:
-        """What judging left, unless it is of weights before the last."""
-        run = self.look()
-        if run is None:
+        """The result of a protocol, unless it is of weights before the last ones."""
+        if self.run is None:
             return None
-        cached = "cached" if "--cached" in self.judge.get(protocol, ()) else ""
-        held = run.results.get("-".join(filter(None, [protocol, cached, self.split])))
-        return None if held is None or run.older(held) else held
+        cached = "cached" if "--cached" in self.evaluations.get(protocol, ()) else ""
+        name = "-".join(filter(None, [protocol, cached, self.split]))
+        result = self.run.results.get(name)
+        return None if result is None or self.run.outdated(result) else result
 
     def commands(self) -> Iterator[list[str]]:
-        """What is still to be typed, the training first."""
+        """The commands that are still to be run, the training first."""
         if not self.trained:
             yield shlex.split(command_for(self.config, str(self.folder)))[1:]
-        missing = [protocol for protocol in self.judge if self.result(protocol) is None]
+        missing = [protocol for protocol in self.evaluations if self.result(protocol) is None]
         if missing:
             split = ["--split", self.split] if self.split else []
-            words = dict.fromkeys(word for name in missing for word in self.judge[name])
+            options = dict.fromkeys(word for name in missing for word in self.evaluations[name])
             device = ["--device", self.config.train.device]
-            yield ["evaluate", *missing, str(self.folder), *split, *device, *words]
+            yield ["evaluate", *missing, str(self.folder), *split, *device, *options]
 
 
-def same(one: Config, other: Config) -> bool:
-    """Whether two runs would be one: of the same images and settings, but for harmless ones."""
+def same_run(one: Config, other: Config) -> bool:
+    """Whether two configurations give the same run: only resume-safe settings may differ."""
     return not set(differences(one, other)) - (RESUME_SAFE - {"data.source"})
 
 
-def find(
-    out: Path, config: Config, title: str, images: Callable[[], str], taken: Sequence[Path]
+def find_folder(
+    out: Path,
+    config: Config,
+    title: str,
+    *,
+    fingerprint: Callable[[], str],
+    taken: Sequence[Path],
 ) -> Path:
-    """The directory of a run with these settings and images, or one for it to begin in."""
+    """The directory of a run with these settings and images, or a new one for it."""
     runs = out / "runs"
-    for known in sorted(runs.glob("*/config.json")):
+    for config_file in sorted(runs.glob("*/config.json")):
         with contextlib.suppress(ValueError):
-            run = Run(known.parent)
-            if same(run.config, config):
-                was = run.environment.get("source")
-                if was is None or was == images():
-                    return known.parent
+            run = Run(config_file.parent)
+            if same_run(run.config, config):
+                source = run.environment.get("source")
+                if source is None or source == fingerprint():
+                    return config_file.parent
     name = re.sub(r"[^a-z0-9=.]+", "-", f"{title}-seed{config.train.seed}".lower()).strip("-")
-    free = itertools.chain([name], (f"{name}-{at}" for at in itertools.count(2)))
-    return next(
-        runs / each for each in free if runs / each not in taken and not (runs / each).exists()
-    )
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    folders = (runs / each for each in names)
+    return next(folder for folder in folders if folder not in taken and not folder.exists())
 
 
-def work(jobs: Sequence[Job], out: Path, devices: Sequence[str]) -> None:
-    """Train and judge what is missing; a job that fails says so and the others go on.
+def run_jobs(jobs: Sequence[Job], out: Path, devices: Sequence[str]) -> None:
+    """Train and evaluate what is missing; a job that fails is reported and the others go on.
 
-    Raises `Stopped` after a signal, when all that ran has saved itself.
+    Raises `Stopped` after a signal, when all processes have saved their runs.
     """
     (out / "logs").mkdir(parents=True, exist_ok=True)
-    once = exclusive_lock(out / ".lock", "is at work in it", "another --out")
-    with once, catch_signals() as asked, _View(jobs) as view:
-        waiting, running = list(jobs), list[subprocess.Popen[bytes]]()
-        share = max(1, (os.cpu_count() or 1) // len(devices)) if len(devices) > 1 else 0
-        lanes = [_lane(waiting, d, share, out / "logs", running, view) for d in devices]
+    lock = exclusive_lock(out / ".lock", "is reproducing in it", "another --out")
+    with lock, catch_signals() as signals, _ProgressBar(jobs) as bar:
+        waiting = list(jobs)
+        processes: list[subprocess.Popen[bytes]] = []
+        several = len(devices) > 1
+        threads = max(1, (os.cpu_count() or 1) // len(devices)) if several else 0
+        workers = [
+            _run_on_device(device, waiting, processes, bar, logs=out / "logs", threads=threads)
+            for device in devices
+        ]
         try:
-            while busy := [job for lane in lanes if (job := next(lane, None))]:
-                view.show(busy)
+            while running := [job for worker in workers if (job := next(worker, None))]:
+                bar.show(running)
                 time.sleep(0.5)
-                if asked:  # before a run that had the same signal is taken for one that failed
-                    raise Stopped(asked[0], 0)
+                if signals:  # before a process that had the same signal counts as failed
+                    raise Stopped(signals[0], 0)
         finally:
-            for process in running:  # all at once; each saves itself
+            for process in processes:  # all at once; each saves its run
                 process.terminate()
-            for lane in lanes:
-                lane.close()
+            for worker in workers:
+                worker.close()
 
 
-def _lane(
-    waiting: list[Job],
+def _run_on_device(
     device: str,
-    threads: int,
+    waiting: list[Job],
+    processes: list[subprocess.Popen[bytes]],
+    bar: _ProgressBar,
+    *,
     logs: Path,
-    running: list[subprocess.Popen[bytes]],
-    view: _View,
+    threads: int,
 ) -> Generator[Job, None, None]:
-    """Job after job on one device; gives the present one for as long as its process runs."""
+    """Take waiting jobs one after another; yields the present one while its process runs."""
     while waiting:
-        job, idle = waiting.pop(0), True
+        job = waiting.pop(0)
+        was_finished = True
         job.config = job.config.with_overrides({"train.device": device})
         try:
             for command in job.commands():
-                idle = False
+                was_finished = False
                 log = logs / f"{job.folder.name}.log"
-                before = log.stat().st_size if log.exists() else 0
+                log_start = log.stat().st_size if log.exists() else 0
                 with _start(command, log, threads if device == "cpu" else 0) as process:
-                    running.append(process)
+                    processes.append(process)
                     while process.poll() is None:
                         yield job
-                running.remove(process)
+                processes.remove(process)
                 if process.returncode:
-                    job.failure = _last_words(log, before, process.returncode)
+                    job.failure = _read_error(log, log_start, process.returncode)
                     break
         except (ValueError, OSError) as error:
             job.failure = str(error)
-        view.ended(job, quiet=idle and not job.failure)
+        bar.end(job, silent=was_finished and not job.failure)
 
 
 def _start(command: Sequence[str], log: Path, threads: int) -> subprocess.Popen[bytes]:
-    """A command of this program as a process, with so many threads unless the user says."""
-    share = {"OMP_NUM_THREADS": str(threads)} if threads else {}
+    """Start a command of this program; the environment's OMP_NUM_THREADS wins over `threads`."""
+    environment = {"OMP_NUM_THREADS": str(threads)} if threads else {}
     with log.open("ab") as file:
         file.write(f"\n$ {shlex.join(['meanshift', *command])}\n".encode())
         file.flush()
@@ -173,72 +185,93 @@ def _start(command: Sequence[str], log: Path, threads: int) -> subprocess.Popen[
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
-            env={**share, **os.environ},
-            start_new_session=True,  # Ctrl-C is for us; we hand it on once
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            env={**environment, **os.environ},
+            start_new_session=True,  # Ctrl-C reaches this process, which passes it on once
+            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
         )
 
 
-def _die_with_parent() -> None:
-    """Should this program be killed, its runs save themselves instead of going on unseen."""
+def _end_with_parent() -> None:
+    """If this program is killed, its runs get SIGTERM and save themselves."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
-def _last_words(log: Path, before: int, code: int) -> str:
-    """What a process said of its end; `before` it the log tells of others."""
-    lines = log.read_bytes()[before:].decode(errors="replace").splitlines()
-    lines = [line.strip() for line in lines if line.strip()]
-    at = [i for i, line in enumerate(lines) if line.startswith("meanshift: ")]
-    told = " ".join(lines[at[-1] if at else -1 :])[:500].removeprefix("meanshift: ")
-    return f"{told} (exit code {code}; all of it: {log})"
+def _read_error(log: Path, start: int, code: int) -> str:
+    """The error message of a process; its part of the log begins at `start`."""
+    text = log.read_bytes()[start:].decode(errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [index for index, line in enumerate(lines) if line.startswith("meanshift: ")]
+    message = " ".join(lines[errors[-1] if errors else -1 :])[:500].removeprefix("meanshift: ")
+    return f"{message} (exit code {code}; the whole log: {log})"
 
 
-class _View:
-    """One bar over all runs: images, runs ended, and what people watch of those that go on.
+class _ProgressBar:
+    """One bar over all runs: images, finished runs, and the metrics of those that train.
 
     In a log it is a line for each run that ends.
     """
 
     def __init__(self, jobs: Sequence[Job]) -> None:
-        self.count, self.jobs = 0, jobs
-        self.seen = {id(job): _views(job) for job in jobs}
-        self.first, self.began = sum(self.seen.values()), time.monotonic()
-        self.total = sum(job.views for job in jobs)
-        shown = sys.stderr.isatty()
-        self.bar = progress("reproduce", self.total, unit="pic", start=self.first, shown=shown)
+        self.jobs = jobs
+        self.ended = 0
+        self.images_seen = {id(job): _images_seen(job) for job in jobs}
+        self.start_images = sum(self.images_seen.values())
+        self.start_time = time.monotonic()
+        self.total = sum(job.images_seen for job in jobs)
+        self.bar = progress(
+            "reproduce",
+            self.total,
+            unit="img",
+            start=self.start_images,
+            shown=sys.stderr.isatty(),
+        )
 
-    def __enter__(self) -> _View:
+    def __enter__(self) -> _ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.bar.close()
 
-    def show(self, busy: Sequence[Job]) -> None:
-        told = []
-        for job in busy:
-            self.seen[id(job)] = _views(job)
-            last = run.records("train")[-1:] if (run := job.look()) else []
-            seen = {name: last[0][name] for name in ("loss", "purity") if last and name in last[0]}
-            doing = " ".join(f"{name} {value:.2f}" for name, value in seen.items())
-            told.append(f"{job.title}: {'judging' if job.trained else doing or 'begins'}")
-        words = f"{self.count}/{len(self.jobs)} runs; {'; '.join(told)}"
-        self.bar.set_postfix_str(words, refresh=False)
-        self.bar.update(sum(self.seen.values()) - self.bar.n)
+    def show(self, running: Sequence[Job]) -> None:
+        """Update the bar with the jobs that run."""
+        states = []
+        for job in running:
+            self.images_seen[id(job)] = _images_seen(job)
+            states.append(f"{job.title}: {'evaluating' if job.trained else _metrics(job)}")
+        text = f"{self.ended}/{len(self.jobs)} runs; {'; '.join(states)}"
+        self.bar.set_postfix_str(text, refresh=False)
+        self.bar.update(sum(self.images_seen.values()) - self.bar.n)
 
-    def ended(self, job: Job, *, quiet: bool) -> None:
-        self.count += 1
-        if quiet:  # there was nothing left to do
+    def end(self, job: Job, *, silent: bool) -> None:
+        """Count a job that has ended, and print how."""
+        self.ended += 1
+        if silent:
             return
-        self.seen[id(job)] = _views(job)
-        done = sum(self.seen.values())
-        how, left = f"failed: {job.failure}" if job.failure else "finished", ""
-        if self.bar.disable and done > self.first:
-            spent = (time.monotonic() - self.began) / (done - self.first)
-            left = f", {tqdm.format_interval(spent * (self.total - done))} left"
-        line = f"{self.count}/{len(self.jobs)} {job.title}: {how}{left}"
+        self.images_seen[id(job)] = _images_seen(job)
+        outcome = f"failed: {job.failure}" if job.failure else "finished"
+        line = f"{self.ended}/{len(self.jobs)} {job.title}: {outcome}{self._time_left()}"
         self.bar.write(line, file=sys.stderr)
 
+    def _time_left(self) -> str:
+        done = sum(self.images_seen.values())
+        if not self.bar.disable or done <= self.start_images:
+            return ""
+        seconds = (time.monotonic() - self.start_time) / (done - self.start_images)
+        return f", {tqdm.format_interval(seconds * (self.total - done))} left"
 
-def _views(job: Job) -> int:
+
+def _images_seen(job: Job) -> int:
     done, total = job.steps
-    return round(job.views * done / total) if total else 0
+    return round(job.images_seen * done / total) if total else 0
+
+
+def _metrics(job: Job) -> str:
+    """The last loss and purity of a run that trains."""
+    records = job.run.records("train")[-1:] if job.run else []
+    values = [
+        f"{name} {record[name]:.2f}"
+        for record in records
+        for name in ("loss", "purity")
+        if name in record
+    ]
+    return " ".join(values) or "begins"

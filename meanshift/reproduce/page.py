@@ -1,125 +1,146 @@
-"""The page of a reproduction: tables beside the paper's, a verdict a claim, cards and commands."""
+"""The page of a reproduction: tables beside the paper's, verdicts on claims, card and commands."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meanshift.config.recipes import command_for
 from meanshift.reproduce.jobs import Job
-from meanshift.reproduce.sheet import CHOSEN_BY, Sheet
-from meanshift.runtime.run_directory import write_text
+from meanshift.reproduce.results import RANKED_BY, StudyResult
+from meanshift.runtime.files import write_text
+from meanshift.viz.report.template import render
 from meanshift.viz.run_reader import Run
-from meanshift.viz.style import DPI, page
+from meanshift.viz.style import DPI
 
 if TYPE_CHECKING:
-    from meanshift.reproduce import Reproduction
+    from meanshift.reproduce.reproduction import Reproduction
+
+
+@dataclass(frozen=True)
+class Plot:
+    """The image of a study, and its description."""
+
+    path: Path
+    text: str
+
+    @property
+    def url(self) -> str:
+        return f"data:image/png;base64,{base64.b64encode(self.path.read_bytes()).decode()}"
+
+    @property
+    def width(self) -> int:
+        """In CSS pixels, so that its text has the size of the page's text."""
+        from PIL import Image
+
+        with Image.open(self.path) as image:
+            return round(image.width * 100 / DPI)
 
 
 def write(
-    whole: Reproduction, sheets: Sequence[Sheet], images: Mapping[str, tuple[Path, str]]
+    reproduction: Reproduction, results: Sequence[StudyResult], plots: Mapping[str, Plot]
 ) -> Path:
     """Write `reproduce.html` beside the tables."""
-    text = page(
+    text = render(
         "reproduce.html",
-        title=f"Mean Shift, reproduced at scale {whole.base.name}",
-        summary=_summary(whole),
-        failed=[(job.title, job.failure) for job in whole.jobs if job.failure],
-        sheets=[_sheet(whole, sheet, images.get(sheet.name)) for sheet in sheets],
-        card=_card(whole),
-        runs=[_run(job) for job in whole.jobs],
-        chosen_by=CHOSEN_BY,
-        command=whole.command(),
+        title=f"Mean Shift, reproduced at scale {reproduction.experiment.name}",
+        summary=_summary(reproduction),
+        failed=[(job.title, job.failure) for job in reproduction.jobs if job.failure],
+        studies=[_study(reproduction, each, plots.get(each.name)) for each in results],
+        card=_card(reproduction),
+        runs=[_run(job) for job in reproduction.jobs],
+        ranked_by=RANKED_BY,
+        command=reproduction.command(),
     )
-    out = whole.out / "reproduce.html"
-    write_text(out, text)
-    return out
+    path = reproduction.out / "reproduce.html"
+    write_text(path, text)
+    return path
 
 
-def _summary(whole: Reproduction) -> str:
-    base, config = whole.base, whole.base.config
-    done = sum(job.trained for job in whole.jobs)
-    where = f"the {base.split} images" if base.split else "the cut held out from training"
+def _summary(reproduction: Reproduction) -> str:
+    experiment = reproduction.experiment
+    config = experiment.config
+    encoder = config.encoder
+    trained = sum(job.trained for job in reproduction.jobs)
     return (
-        f"{base.images:,} images of {config.data.source}, {config.encoder.name} "
-        f"({config.encoder.stem} stem, width {config.encoder.width:g}), {config.train.epochs} "
-        f"epochs; accuracies in % on {where}. {done} of {len(whole.jobs)} runs are trained."
+        f"{experiment.images:,} images of {config.data.source}, {encoder.name} "
+        f"({encoder.stem} stem, width {encoder.width:g}), {config.train.epochs} epochs; "
+        f"accuracies in % on the {experiment.split or 'validation'} images. {trained} of "
+        f"{len(reproduction.jobs)} runs are trained."
     )
 
 
-def _sheet(whole: Reproduction, sheet: Sheet, image: tuple[Path, str] | None) -> dict[str, Any]:
-    data = base64.b64encode(image[0].read_bytes()).decode() if image else ""
+def _study(reproduction: Reproduction, result: StudyResult, plot: Plot | None) -> dict[str, Any]:
+    validation = result.validation
     return {
-        "name": sheet.name,
-        "title": sheet.study.title,
-        "columns": sheet.study.columns,
+        "name": result.name,
+        "title": result.study.title,
+        "columns": result.study.columns,
         "rows": [
             {
                 "title": title,
-                "cells": [(str(cell), cell.paper, cell.values) for cell in cells.values()],
-                "validation": str(sheet.validation[title]) if sheet.validation else "",
+                "measurements": list(row.values()),
+                "validation": validation.get(title, ""),
             }
-            for title, cells in sheet.table.items()
+            for title, row in result.table.items()
         ],
-        "validated": bool(sheet.validation),
-        "claims": [(c.text, r.verdict, r.why) for c, r in sheet.rulings()],
-        "best": sheet.best(),
-        "beside": any(variant.paper for variant in sheet.study.variants),
-        "image": f"data:image/png;base64,{data}" if data else "",
-        "words": image[1] if image else "",
-        "wide": _width(image[0]) if image else 0,
-        "command": whole.command([sheet.name]),
+        "has_validation": bool(validation),
+        "verdicts": result.verdicts(),
+        "best": result.best(),
+        "has_paper": any(variant.paper for variant in result.study.variants),
+        "plot": plot,
+        "command": reproduction.command([result.name]),
     }
 
 
-def _width(path: Path) -> int:
-    """Of an image at the size of the page's type, in CSS pixels."""
-    from PIL import Image
-
-    with Image.open(path) as image:
-        return round(image.width * 100 / DPI)
-
-
-def _card(whole: Reproduction) -> list[tuple[str, str]]:
-    """What all runs share, and on what they ran."""
-    base, config = whole.base, whole.base.config
-    runs = [run for job in whole.jobs if (run := job.look()) is not None]
-    cut = f"held out: {config.data.validation}; figures of: {base.split or 'the cut held out'}"
-    linear = " ".join(base.scale.linear) or "on views"
+def _card(reproduction: Reproduction) -> list[tuple[str, str]]:
+    """What all runs share, and the machines that they ran on."""
+    experiment = reproduction.experiment
+    config = experiment.config
+    runs = [job.run for job in reproduction.jobs if job.run is not None]
+    first_seed = config.train.seed
+    seeds = range(first_seed, first_seed + reproduction.seeds)
+    linear = " ".join(experiment.scale.linear_options) or "on views"
     return [
-        ("scale", f"{base.name}: {base.scale.about}"),
-        ("images", f"{config.data.source}: {base.images:,} to train on; {cut}"),
-        ("seeds", ", ".join(str(config.train.seed + at) for at in range(whole.seeds))),
+        ("scale", f"{experiment.name}: {experiment.scale.description}"),
+        (
+            "images",
+            f"{config.data.source}: {experiment.images:,} to train on; validation: "
+            f"{config.data.validation}; metrics of: {experiment.split or 'validation'} images",
+        ),
+        ("seeds", ", ".join(map(str, seeds))),
         ("k-NN", "exact, cosine, plain vote, on the frozen online backbone"),
         ("linear and few labels", f"the paper's layer, {linear}"),
-        ("± and ranges", "one standard deviation over seeds (n - 1)"),
-        ("a claim holds", "where deviations do not overlap, in all of its columns"),
-        *_where(runs),
+        ("±", "one standard deviation over seeds (n - 1)"),
+        ("a claim holds", "if the standard deviations do not overlap, in all of its columns"),
+        *_environments(runs),
     ]
 
 
-def _where(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Machines, versions and commits of the runs; more than one is said."""
-    told: dict[str, dict[str, None]] = {}
+def _environments(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Machines, versions and commits of the runs; all values are listed where they differ."""
+    values_by_name: dict[str, list[str]] = {}
     for run in runs:
-        for here in [*run.environment.get("earlier", []), run.environment]:
-            machine = here.get("machine", {})
-            versions = here.get("versions", {})
+        for session in [*run.environment.get("earlier", []), run.environment]:
+            machine = session.get("machine", {})
+            versions = session.get("versions", {})
             facts = {
-                "device": here.get("device"),
-                "precision": here.get("precision"),
-                "threads": here.get("threads"),
+                "device": session.get("device"),
+                "precision": session.get("precision"),
+                "threads": session.get("threads"),
                 "cores": machine.get("cores"),
                 "torch": versions.get("torch"),
                 "meanshift": versions.get("meanshift"),
-                "commit": here.get("commit"),
+                "commit": session.get("commit"),
             }
             for name, value in facts.items():
-                if value:
-                    told.setdefault(name, {})[str(value)] = None
-    return [(name, ", ".join(values)) for name, values in told.items()]
+                values = values_by_name.setdefault(name, [])
+                if value and str(value) not in values:
+                    values.append(str(value))
+    return [(name, ", ".join(values)) for name, values in values_by_name.items() if values]
 
 
 def _run(job: Job) -> dict[str, Any]:
@@ -128,6 +149,5 @@ def _run(job: Job) -> dict[str, Any]:
     return {
         "title": job.title,
         "state": f"failed: {job.failure}" if job.failure else state,
-        "folder": str(job.folder),
         "command": command_for(job.config, str(job.folder)),
     }

@@ -1,7 +1,7 @@
-"""The paper's tables and ablations as declarations: what is changed, looked at and claimed.
+"""The paper's tables and ablations as declarations: what is changed, measured and claimed.
 
 A study is a list of changes to a recipe, the columns of its table and the paper's claims about
-them; which protocols to run follows from the columns. To add one, write a function here.
+them; the columns determine which protocols are run. To add a study, write a function here.
 """
 
 from __future__ import annotations
@@ -10,41 +10,48 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from meanshift.reproduce.claims import Claim, alike, below, higher, warned
+from meanshift.reproduce.claims import Claim, below, collapses, higher, similar
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A row: its name, what it changes in the recipe, the paper's figures, its place on an axis."""
+    """A row of a study's table."""
 
     title: str
     changes: Mapping[str, Any]
+    """settings that differ from the recipe's"""
     paper: Mapping[str, float] = field(default_factory=dict)
-    at: float | None = None
+    """the paper's metrics by column"""
+    position: float | None = None
+    """on the axis of the study"""
 
 
 @dataclass(frozen=True)
 class Study:
-    """A table of the paper with its claims; `axis` names what `Variant.at` counts."""
+    """A table of the paper with its claims."""
 
     title: str
     variants: Sequence[Variant]
     columns: Sequence[str]
     claims: Sequence[Claim]
     axis: str = ""
-    drawn: str = ""
-    """a figure of all its runs instead of one of the table's columns"""
-    measured: bool = False
-    """nothing is trained: the variants are sizes of a bank that is searched"""
+    """what `Variant.position` counts; without an axis the variants are bars"""
+    figure: str = ""
+    """a figure of `meanshift figures` of all runs, drawn instead of the table's columns"""
+    trains: bool = True
+    """False: the variants are sizes of a bank whose search is timed"""
 
 
-def _views(pair: str) -> dict[str, Any]:
-    words = {"w": "weak", "s": "strong"}
-    return {"method.target_view": words[pair[0]], "method.online_view": words[pair[2]]}
+def _views(target_and_online: str) -> dict[str, Any]:
+    """`w/s`: a weak view for the target encoder, a strong one for the online encoder."""
+    strengths = {"w": "weak", "s": "strong"}
+    target, online = target_and_online.split("/")
+    return {"method.target_view": strengths[target], "method.online_view": strengths[online]}
 
 
-def _byol(pair: str) -> dict[str, Any]:
-    return {"method.name": "byol-asym", "method.k": 1, **_views(pair)}
+def _byol(target_and_online: str) -> dict[str, Any]:
+    """BYOL-asym as Mean Shift with k=1, so that every other setting stays equal."""
+    return {"method.k": 1, **_views(target_and_online)}
 
 
 def _paper(linear: float, one: float, twenty: float) -> dict[str, float]:
@@ -75,19 +82,19 @@ def main(_: Sequence[int]) -> Study:
 
 
 def k(_: Sequence[int]) -> Study:
-    known = {2: (61.0, 64.2), 5: (62.0, 64.9), 10: (62.5, 65.7), 20: (62.0, 65.4), 50: (61.5, 64.9)}
+    paper = {2: (61.0, 64.2), 5: (62.0, 64.9), 10: (62.5, 65.7), 20: (62.0, 65.4), 50: (61.5, 64.9)}
     return Study(
         "The number of neighbors k",
         [
-            Variant("k=1", _byol("w/s"), {"1-NN": 55.8, "20-NN": 59.1}, at=1.0),
+            Variant("k=1", _byol("w/s"), {"1-NN": 55.8, "20-NN": 59.1}, position=1.0),
             *(
                 Variant(
                     f"k={k}",
                     _views("w/s") | {"method.k": k},
-                    dict(zip(_KNN, told, strict=True)),
-                    float(k),
+                    dict(zip(_KNN, metrics, strict=True)),
+                    position=float(k),
                 )
-                for k, told in known.items()
+                for k, metrics in paper.items()
             ),
         ],
         (*_KNN, "purity"),
@@ -95,7 +102,7 @@ def k(_: Sequence[int]) -> Study:
             higher("One neighbor more is better than none", "k=2", "k=1", *_KNN),
             higher("k=5 is better than k=1, which is BYOL", "k=5", "k=1", *_KNN),
             higher("k=10 is better than k=5", "k=10", "k=5", *_KNN),
-            alike("From k=5 to k=50 little changes", "k=50", "k=5", 2.0, *_KNN),
+            similar("From k=5 to k=50 little changes", "k=50", "k=5", 2.0, *_KNN),
             higher("Fewer neighbors are purer", "k=2", "k=50", "purity"),
         ],
         axis="k",
@@ -103,7 +110,7 @@ def k(_: Sequence[int]) -> Study:
 
 
 def bank(sizes: Sequence[int]) -> Study:
-    known = {128_000: (62.0, 65.2), 1_024_000: (62.0, 64.9)}
+    paper = {128_000: (62.0, 65.2), 1_024_000: (62.0, 64.9)}
     titles = [f"{size:,} rows" for size in sizes]
     return Study(
         "The size of the memory bank",
@@ -111,15 +118,15 @@ def bank(sizes: Sequence[int]) -> Study:
             Variant(
                 title,
                 _views("w/s") | {"method.bank_size": size},
-                dict(zip(_KNN, known.get(size, ()), strict=False)),
-                float(size),
+                dict(zip(_KNN, paper.get(size, ()), strict=False)),
+                position=float(size),
             )
             for title, size in zip(titles, sizes, strict=True)
         ],
         (*_KNN, "purity"),
         [
             higher("A large bank is better than the smallest", titles[-2], titles[0], *_KNN),
-            alike("The largest is like the one before", titles[-1], titles[-2], 1.0, *_KNN),
+            similar("The largest is like the one before", titles[-1], titles[-2], 1.0, *_KNN),
         ],
         axis="rows in the bank",
     )
@@ -134,7 +141,7 @@ def augmentation(_: Sequence[int]) -> Study:
         ],
         _ALL,
         [
-            alike("w/s changes little for BYOL", "BYOL-asym w/s", "BYOL-asym s/s", 1.0),
+            similar("w/s changes little for BYOL", "BYOL-asym w/s", "BYOL-asym s/s", 1.0),
             higher("w/s improves MSF", "MSF w/s", "MSF s/s"),
             higher("With weak views alone MSF is better than BYOL", "MSF w/w", "BYOL-asym w/w"),
         ],
@@ -142,16 +149,16 @@ def augmentation(_: Sequence[int]) -> Study:
 
 
 def same_view(_: Sequence[int]) -> Study:
-    same = {"method.same_view": True}
+    same_view = {"method.same_view": True}
     return Study(
         "One view for both encoders",
         [
             _MSF_WS,
-            Variant("MSF, the same weak view", _views("w/w") | same),
+            Variant("MSF, the same weak view", _views("w/w") | same_view),
         ],
         (*_KNN, "rank", "agreement", "collapse at epoch"),
         [
-            warned("With one view for both MSF collapses", "MSF, the same weak view"),
+            collapses("With one view for both MSF collapses", "MSF, the same weak view"),
             higher("Two views learn more than one", "MSF w/s", "MSF, the same weak view", *_KNN),
         ],
     )
@@ -175,51 +182,55 @@ def purity(_: Sequence[int]) -> Study:
                 across=True,
             ),
         ],
-        drawn="purity",
+        figure="purity",
     )
 
 
 def beyond(_: Sequence[int]) -> Study:
-    """Not in the paper: what makes neighbors help in a short run."""
-    white, filled = {"method.whiten": True}, {"method.search_filled_only": True}
-    byol, msf = _byol("w/s"), _views("w/s")
+    """Not in the paper: options with which neighbors help in a short run."""
+    white = {"method.whiten": True}
+    filled = {"method.search_filled_only": True}
+    byol = _byol("w/s")
+    msf = _views("w/s")
     return Study(
-        "Beyond the paper: white targets, and no random rows",
+        "Beyond the paper: whitened targets and no random rows",
         [
             Variant("BYOL-asym", byol),
             Variant("MSF", msf),
             Variant("MSF, filled rows only", msf | filled),
-            Variant("BYOL-asym, white", byol | white),
-            Variant("MSF, white", msf | white),
-            Variant("MSF, white, filled rows only", msf | white | filled),
+            Variant("BYOL-asym, whitened", byol | white),
+            Variant("MSF, whitened", msf | white),
+            Variant("MSF, whitened, filled rows only", msf | white | filled),
         ],
         (*_ALL, "purity", "rank"),
         [
             higher("Filled rows only improves MSF", "MSF, filled rows only", "MSF", *_ALL),
-            higher("White targets improve MSF", "MSF, white", "MSF", *_ALL),
-            higher("White targets improve BYOL", "BYOL-asym, white", "BYOL-asym", *_ALL),
+            higher("Whitened targets improve MSF", "MSF, whitened", "MSF", *_ALL),
+            higher("Whitened targets improve BYOL", "BYOL-asym, whitened", "BYOL-asym", *_ALL),
             higher(
-                "Without random rows white targets improve MSF",
-                *("MSF, white, filled rows only", "MSF, filled rows only", *_ALL),
+                "Without random rows whitened targets improve MSF",
+                *("MSF, whitened, filled rows only", "MSF, filled rows only", *_ALL),
             ),
             higher(
                 "With both, neighbors help",
-                *("MSF, white, filled rows only", "BYOL-asym, white", *_ALL),
+                *("MSF, whitened, filled rows only", "BYOL-asym, whitened", *_ALL),
             ),
         ],
     )
 
 
 def few_labels(_: Sequence[int]) -> Study:
-    columns, top = ("1% of labels", "10% of labels"), {}
-    for title, told in {"BYOL-asym s/s": (47.9, 61.3), "MSF s/s": (53.5, 65.2)}.items():
-        top[title] = dict(zip(columns, told, strict=True))
+    columns = ("1% of labels", "10% of labels")
+
+    def paper(one: float, ten: float) -> dict[str, float]:
+        return dict(zip(columns, (one, ten), strict=True))
+
     return Study(
         "A linear layer from few labels",
         [
-            Variant("BYOL-asym s/s", _byol("s/s"), top["BYOL-asym s/s"]),
-            Variant("MSF s/s", _views("s/s"), top["MSF s/s"]),
-            Variant("MSF w/s", _views("w/s"), dict(zip(columns, (55.5, 66.5), strict=True))),
+            Variant("BYOL-asym s/s", _byol("s/s"), paper(47.9, 61.3)),
+            Variant("MSF s/s", _views("s/s"), paper(53.5, 65.2)),
+            Variant("MSF w/s", _views("w/s"), paper(55.5, 66.5)),
         ],
         columns,
         [
@@ -230,24 +241,24 @@ def few_labels(_: Sequence[int]) -> Study:
 
 
 def cost(sizes: Sequence[int]) -> Study:
-    columns = ("share of a step, %", "GFLOPs an image", "MB")
-    known = {128_000: (0.72, 0.13), 1_024_000: (6.78, 1.05)}
-    rows = sorted({*sizes, 128_000})
+    columns = ("search, % of a step", "GFLOPs per image", "MB")
+    paper = {128_000: (0.72, 0.13), 1_024_000: (6.78, 1.05)}
+    bank_sizes = sorted({*sizes, 128_000})
     return Study(
         "What finding the neighbors costs",
         [
             Variant(
                 f"{size:,} rows",
                 {},
-                dict(zip(columns, known.get(size, ()), strict=False)),
-                float(size),
+                dict(zip(columns, paper.get(size, ()), strict=False)),
+                position=float(size),
             )
-            for size in rows
+            for size in bank_sizes
         ],
         columns,
         [below("128,000 rows add less than 1% to a step", "128,000 rows", columns[0], 1.0)],
         axis="rows in the bank",
-        measured=True,
+        trains=False,
     )
 
 
@@ -255,4 +266,4 @@ STUDIES: dict[str, Callable[[Sequence[int]], Study]] = {
     make.__name__.replace("_", "-"): make
     for make in (main, k, bank, augmentation, same_view, purity, cost, few_labels, beyond)
 }
-"""Each is given the sizes of bank that its scale tries, the last as large as the data."""
+"""Each takes the bank sizes that the scale compares; the last one is as large as the dataset."""

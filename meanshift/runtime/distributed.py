@@ -17,13 +17,10 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from meanshift.runtime.errors import SharedError
 from meanshift.runtime.rank_failure import AddressBook, RankFailure, first_line, is_connection_loss
 
 T = TypeVar("T")
-
-
-class SharedError(ValueError):
-    """A mistake that every process knows of, so that one of them need say it."""
 
 
 def world_size() -> int:

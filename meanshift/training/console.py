@@ -1,63 +1,40 @@
-"""What a person watches while a run trains: a bar on a terminal, else a line an epoch."""
+"""What a person sees during training: a progress bar on a terminal, otherwise a line per epoch."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from tqdm import tqdm
 
 from meanshift.training.optim import Schedule
 
-
-def table(columns: Mapping[str, Mapping[str, float]], *, by: str = "") -> str:
-    """Figures by name, a column for each of those compared; one alone is a plain list.
-
-    `by="row"` gives each of those compared a row. A deviation stands behind its figure.
-    """
-    shown = {title: _cells(figures) for title, figures in columns.items()}
-    names = list(dict.fromkeys(name for cells in shown.values() for name in cells))
-    if by == "row" or (len(shown) > 1 and len(names) <= 4):  # few figures: a row each
-        shown = {n: {t: cells[n] for t, cells in shown.items() if n in cells} for n in names}
-        names = list(dict.fromkeys(title for cells in shown.values() for title in cells))
-    left = max(map(len, names), default=0)
-    widths = {t: max(8, len(t), *map(len, cells.values())) for t, cells in shown.items()}
-    lines = [" " * (left + 2) + "".join(f"  {title:>{w}}" for title, w in widths.items())]
-    for name in names:
-        row = "".join(f"  {cells.get(name, ''):>{widths[t]}}" for t, cells in shown.items())
-        lines.append(f"  {name:{left}}{row}".rstrip())
-    return "\n".join(lines[len(shown) == 1 and by != "row" :])
-
-
-def _cells(figures: Mapping[str, float]) -> dict[str, str]:
-    deviations = {f"{name} deviation" for name in figures}
-    return {
-        name: f"{value:.2f}"
-        + (f" ± {figures[f'{name} deviation']:.2f}" if f"{name} deviation" in figures else "")
-        for name, value in figures.items()
-        if name not in deviations
-    }
+SHOWN = ("loss", "purity", "1-NN", "20-NN")
+"""metrics that are shown; all of them are in metrics.jsonl"""
 
 
 class Console:
-    """Progress, the figures people ask for, and warnings that do not break the bar."""
+    """Progress, a few metrics, and messages that do not break the bar."""
 
     def __init__(self, schedule: Schedule, batch_size: int, *, shown: bool = True) -> None:
-        self.total = schedule.total
+        self.total_steps = schedule.total
         self.epochs = schedule.config.train.epochs
         self.batch_size = batch_size
         self.silent = not shown  # of several processes one prints
-        self.shown: dict[str, float] = {}
+        self.metrics: dict[str, float] = {}
         self.bar: tqdm[Any]
 
     def start(self, step: int) -> None:
-        """Begin at a step: speed and remaining time count from here."""
-        self.first = self.done = self.lap = step
-        self.began = self.lapped = time.perf_counter()
+        """Begin at a step; speed and remaining time are measured from here."""
+        now = time.perf_counter()
+        self.step = step
+        self.first_step = step
+        self.start_time = now
+        self.last_step = step  # of the last measurement of the speed
+        self.last_time = now
         self.bar = tqdm(
-            total=self.total * self.batch_size,
+            total=self.total_steps * self.batch_size,
             initial=step * self.batch_size,
             unit="img",
             unit_scale=True,
@@ -65,8 +42,8 @@ class Console:
             dynamic_ncols=True,
             desc="pretrain",
         )
-        if 0 < step < self.total:
-            self.print(f"continues after step {step} of {self.total}")
+        if 0 < step < self.total_steps:
+            self.print(f"continues after step {step} of {self.total_steps}")
 
     def __enter__(self) -> Console:
         return self
@@ -75,33 +52,43 @@ class Console:
         self.bar.close()
 
     def print(self, text: str) -> None:
-        """A line above the bar; nothing for an empty text."""
+        """Print a line above the bar; an empty text prints nothing."""
         if text and not self.silent:
             self.bar.write(text, file=sys.stderr)
 
-    def step(self) -> None:
-        self.done += 1
+    def advance(self) -> None:
+        """Count one step."""
+        self.step += 1
         self.bar.update(self.batch_size)
 
-    def show(self, figures: dict[str, Any]) -> None:
-        self.shown |= {
-            name: figures[name] for name in ("loss", "purity", "1-NN", "20-NN") if name in figures
-        }
-        self.bar.set_postfix(
-            {name: f"{value:.3f}" for name, value in self.shown.items()}, refresh=False
-        )
+    def show(self, metrics: dict[str, Any]) -> None:
+        """Update the metrics beside the bar, or those of the next line."""
+        self.metrics |= {name: metrics[name] for name in SHOWN if name in metrics}
+        texts = {name: f"{value:.3f}" for name, value in self.metrics.items()}
+        self.bar.set_postfix(texts, refresh=False)
 
     def speed(self) -> dict[str, float]:
-        """Images a second since it was last asked; not part of what is reproducible."""
-        now, steps = time.perf_counter(), self.done - self.lap
-        rate = steps * self.batch_size / (now - self.lapped)
-        self.lapped, self.lap = now, self.done
-        return {"images_per_second": round(rate, 1), "seconds": round(now - self.began, 2)}
+        """Images per second since the last call; these are the only metrics that vary by run."""
+        now = time.perf_counter()
+        images = (self.step - self.last_step) * self.batch_size
+        images_per_second = images / (now - self.last_time)
+        self.last_step = self.step
+        self.last_time = now
+        return {
+            "images_per_second": round(images_per_second, 1),
+            "seconds": round(now - self.start_time, 2),
+        }
 
     def end_epoch(self, epoch: int) -> None:
-        if self.bar.disable:
-            spent, steps = time.perf_counter() - self.began, self.done - self.first
-            left = tqdm.format_interval(spent / steps * (self.total - self.done))
-            figures = "  ".join(f"{name} {value:.3f}" for name, value in self.shown.items())
-            rate = steps * self.batch_size / spent
-            self.print(f"epoch {epoch}/{self.epochs}  {figures}  {rate:.0f} images/s  {left} left")
+        """Print the line of an epoch if there is no bar."""
+        if not self.bar.disable:
+            return
+        seconds = time.perf_counter() - self.start_time
+        steps = self.step - self.first_step
+        images_per_second = steps * self.batch_size / seconds
+        remaining = tqdm.format_interval(seconds / steps * (self.total_steps - self.step))
+        metrics = "  ".join(f"{name} {value:.3f}" for name, value in self.metrics.items())
+        self.print(
+            f"epoch {epoch}/{self.epochs}  {metrics}  "
+            f"{images_per_second:.0f} images/s  {remaining} left"
+        )

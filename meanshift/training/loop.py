@@ -13,15 +13,16 @@ from meanshift.models.features import evaluation_batches
 from meanshift.ops import collapse
 from meanshift.runtime import distributed, signals
 from meanshift.runtime.device import pick_device
+from meanshift.runtime.errors import SharedError
 from meanshift.training.session import MakeMonitor, Session, open_session
 from meanshift.training.snapshot import snapshot_epochs, take_snapshot
 from meanshift.training.step import TrainStep
 
 
 def pretrain(config: Config, out: Path | str, *, monitor: MakeMonitor | None = None) -> Path:
-    """Train, or continue, the run in `out`; however interrupted, the same config gives the same bits.
+    """Train the run in `out`, or continue it. Interruptions do not change a bit of the result.
 
-    Under `torchrun` all processes work on it together, each on its part of every batch.
+    Under `torchrun` all processes train one model, each on its part of every batch.
 
     >>> from meanshift.config.recipes import recipe
     >>> pretrain(recipe("small").with_overrides({"data.source": "photos"}), "runs/photos")
@@ -36,11 +37,14 @@ def pretrain(config: Config, out: Path | str, *, monitor: MakeMonitor | None = N
 
 
 def train(session: Session) -> None:
-    """Take the steps that are left, with everything that happens between them."""
-    state, schedule, console = session.state, session.schedule, session.console
+    """Take the steps that are left; log, evaluate and save between them."""
+    settings = session.config.train
+    state = session.state
+    schedule = session.schedule
+    console = session.console
     train_step = TrainStep(session)
     if state.step == 0:
-        observe(session, 0, evaluate=session.config.train.monitor_every > 0)
+        observe(session, 0, evaluate=settings.monitor_every > 0)
     with (
         signals.catch_signals(patience=_signal_patience()) as received,
         console,
@@ -49,40 +53,44 @@ def train(session: Session) -> None:
         save_pending = False
         for images in batches:
             now = schedule.progress(images.step)
-            epoch, epoch_ends = now.epoch + 1, (now.step + 1) % schedule.steps_per_epoch == 0
-            if now.step % schedule.steps_per_epoch == 0:
-                session.method.begin_epoch(now, lambda: _passes(session))
-            scheduled = {"lr": schedule.set_lr(state.optimizer, now.step)}
+            epoch = now.epoch + 1
+            epoch_ends = schedule.ends_epoch(now.step)
+            if schedule.begins_epoch(now.step):
+                session.method.begin_epoch(now, lambda: training_data(session))
+            scheduled: dict[str, float | int] = {"lr": schedule.set_lr(state.optimizer, now.step)}
             scheduled |= session.method.set_progress(now)
 
             output = train_step(images, now)
 
             state.step += 1
             state.averages.add(output)
-            console.step()
-            stop, unread = distributed.all_max(*received[:1] or [0], len(images.bad))
-            if unread:
+            console.advance()
+            # One exchange per step: whether any process was asked to stop, or could not read.
+            own_signal = received[0] if received else 0
+            stop_signal, unreadable = distributed.all_max(own_signal, len(images.bad))
+            if unreadable:
                 report_bad_files(session, images.bad)
-            if state.step % session.config.train.log_every == 0 or epoch_ends:
+            if epoch_ends or state.step % settings.log_every == 0:
                 log_metrics(session, epoch, scheduled, output)
             if epoch_ends:
-                due = schedule.is_due(epoch, session.config.train.monitor_every)
-                observe(session, epoch, evaluate=due)
+                observe(session, epoch, evaluate=schedule.is_due(epoch, settings.monitor_every))
                 console.end_epoch(epoch)
-            keep = epoch_ends and schedule.is_due(epoch, session.config.train.keep_every)
-            save_pending |= keep or bool(stop) or schedule.save_due(state.step)
-            if save_pending and schedule.updates_after(now.step):  # no gradient is pending
+            keep = epoch_ends and schedule.is_due(epoch, settings.keep_every)
+            save_pending |= keep or stop_signal > 0 or schedule.save_due(state.step)
+            # Gradients are not saved: a checkpoint waits until they have become an update.
+            if save_pending and schedule.updates_after(now.step):
                 session.save()
                 save_pending = False
-                if stop and state.step < schedule.total:
-                    distributed.barrier()  # a launcher ends the rest when the first leaves
-                    raise signals.Stopped(stop, state.step)
+                if stop_signal and state.step < schedule.total:
+                    distributed.barrier()  # a launcher ends the others when the first one exits
+                    raise signals.Stopped(stop_signal, state.step)
         console.print(state.bad_files.summary())
         session.trackers.close()
 
 
 def observe(session: Session, epoch: int, *, evaluate: bool) -> None:
-    """Evaluate the weights as they are, and take a snapshot where one is due."""
+    """Evaluate the present weights with the monitor, and take a snapshot if one is due."""
+    # Batch norm has statistics of its own in each process; those of the first one count.
     local = tuple(f"{name}." for name in session.method.process_local())
     distributed.broadcast(
         buffer for name, buffer in session.method.named_buffers() if not name.startswith(local)
@@ -97,14 +105,14 @@ def observe(session: Session, epoch: int, *, evaluate: bool) -> None:
 
 
 def log_metrics(
-    session: Session, epoch: int, scheduled: dict[str, float], output: StepOutput
+    session: Session, epoch: int, scheduled: dict[str, float | int], output: StepOutput
 ) -> None:
-    """Write the averages since the last line; stop on a loss that is no number."""
+    """Log the averages since the last line, warn of a collapse, stop if the loss is not finite."""
     metrics = scheduled | session.state.averages.compute()
     if not math.isfinite(metrics["loss"]):
-        raise distributed.SharedError(
-            f"the loss is {metrics['loss']} at step {session.state.step}: the run cannot go on; "
-            f"begin another with a lower --optim.lr than {session.config.optim.lr:g}"
+        raise SharedError(
+            f"the loss is {metrics['loss']} at step {session.state.step} and the run cannot "
+            f"continue; start another one with an --optim.lr below {session.config.optim.lr:g}"
         )
     embeddings = distributed.all_gather_rows(output.embeddings)
     metrics["effective_rank"] = collapse.effective_rank(embeddings)
@@ -133,8 +141,9 @@ def report_bad_files(session: Session, found: list[tuple[str, str]]) -> None:
     bad_files.check()
 
 
-def _passes(session: Session) -> Iterator[Batch]:
-    """The training data once, in evaluation views and in order."""
+def training_data(session: Session) -> Iterator[Batch]:
+    """One pass over the training data in evaluation views, in order; each process has its part."""
+    labels = session.source.labels
     batches = evaluation_batches(
         session.source,
         image_size=session.config.data.image_size,
@@ -142,10 +151,13 @@ def _passes(session: Session) -> Iterator[Batch]:
         workers=session.config.data.workers,
     )
     for ids, images in batches:
-        labels = session.source.labels
-        yield Batch((images,), ids, None if labels is None else labels[ids])
+        yield Batch(
+            views=(images,),
+            ids=ids.to(session.device),
+            labels=None if labels is None else labels[ids].to(session.device),
+        )
 
 
 def _signal_patience() -> float:
-    """Seconds in which a second signal is the first one again: launchers pass signals on."""
+    """Seconds in which a second signal counts as the first one, which launchers may repeat."""
     return 5.0 if distributed.world_size() > 1 else 2.0

@@ -12,7 +12,7 @@ from meanshift.methods import Method, Progress
 
 
 def build_optimizer(settings: Optim, method: Method) -> torch.optim.Optimizer:
-    """SGD over the method's parameter groups; like the authors', weight decay spares nothing."""
+    """SGD over the method's parameter groups; as the authors do, everything is decayed."""
     groups = [{"lr_scale": 1.0, "scheduled": True, **group} for group in method.parameter_groups()]
     return torch.optim.SGD(
         groups, settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
@@ -21,7 +21,7 @@ def build_optimizer(settings: Optim, method: Method) -> torch.optim.Optimizer:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What changes during a run, by step."""
+    """What depends on the step: the learning rate, and when something happens."""
 
     config: Config
     steps_per_epoch: int
@@ -38,10 +38,11 @@ class Schedule:
         """Cosine from lr to 0, lr/2 (1 + cos(pi e/E)) with e from 0, by epoch or by step."""
         optim = self.config.optim
         by_step = optim.schedule == "step"
-        unit = 1 if by_step else self.steps_per_epoch  # the rate changes once a step or an epoch
-        now, total = step // unit, self.total // unit
-        warmup = min(optim.warmup_epochs, self.config.train.epochs - 1)
-        warmup *= self.steps_per_epoch if by_step else 1
+        steps_per_change = 1 if by_step else self.steps_per_epoch
+        now = step // steps_per_change
+        total = self.total // steps_per_change
+        warmup_epochs = min(optim.warmup_epochs, self.config.train.epochs - 1)
+        warmup = warmup_epochs * (self.steps_per_epoch if by_step else 1)
         if now < warmup:
             return optim.lr * (now + 1) / (warmup + 1)
         return optim.lr / 2 * (1 + math.cos(math.pi * (now - warmup) / (total - warmup)))
@@ -55,14 +56,27 @@ class Schedule:
         return lr
 
     def updates_after(self, step: int) -> bool:
-        """Whether the optimizer takes its gradients after this step (see `optim.accumulate`)."""
-        return (step + 1) % self.config.optim.accumulate == 0 or step + 1 == self.total
+        """Whether the weights are updated after this step (see `optim.accumulate`)."""
+        batch = step % self.steps_per_epoch + 1
+        return batch % self.config.optim.accumulate == 0 or self.ends_epoch(step)
+
+    def update_size(self, step: int) -> int:
+        """Batches whose gradients are averaged in the update that this step is part of."""
+        accumulate = self.config.optim.accumulate
+        first = step % self.steps_per_epoch // accumulate * accumulate
+        return min(accumulate, self.steps_per_epoch - first)
+
+    def begins_epoch(self, step: int) -> bool:
+        return step % self.steps_per_epoch == 0
+
+    def ends_epoch(self, step: int) -> bool:
+        return (step + 1) % self.steps_per_epoch == 0
 
     def is_due(self, epoch: int, every: int) -> bool:
-        """Whether something that happens every so many epochs happens after this one."""
+        """Whether what happens every so many epochs, and at the end, happens after this one."""
         return epoch == self.config.train.epochs or bool(every and epoch % every == 0)
 
-    def save_due(self, done: int) -> bool:
-        """Whether a multiple of `train.save_every` epochs was passed by the last step."""
+    def save_due(self, steps: int) -> bool:
+        """Whether the last of so many steps passed a multiple of `train.save_every` epochs."""
         every = self.config.train.save_every * self.steps_per_epoch
-        return math.floor(done / every + 1e-9) > math.floor((done - 1) / every + 1e-9)
+        return math.floor(steps / every + 1e-9) > math.floor((steps - 1) / every + 1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +10,9 @@ import torch
 
 from meanshift.data.bad_files import BadFiles
 from meanshift.methods import Method
+from meanshift.methods.memory_bank import MemoryBank
 from meanshift.runtime import checkpoint, distributed
+from meanshift.runtime.errors import SharedError
 from meanshift.runtime.run_directory import RunDirectory
 from meanshift.training.metrics import MetricAverages
 
@@ -28,13 +31,13 @@ class TrainState:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors; all processes call it together."""
-        left_out = self.method.not_saved()
+        not_saved = self.method.not_saved()
         return {
             "step": self.step,
             "method": {
                 name: value
                 for name, value in self.method.state_dict().items()
-                if not (left_out and name.startswith(left_out))
+                if not name.startswith(not_saved)
             },
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -43,13 +46,24 @@ class TrainState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Values that the state does not contain (`Method.not_saved`) stay as they are."""
+        """Restore everything but what is not saved, and memory banks that are saved in parts."""
         self.step = state["step"]
-        self.method.load_state_dict({**self.method.state_dict(), **state["method"]})
+        self._load_method(state["method"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.averages.load_state_dict(state["metrics"])
         self.bad_files.reasons = dict(state["bad_files"])
+
+    def _load_method(self, values: dict[str, Any]) -> None:
+        missing, unexpected = self.method.load_state_dict(values, strict=False)
+        elsewhere = self.method.not_saved() + _part_names(self.method.process_local())
+        missing = [name for name in missing if not name.startswith(elsewhere)]
+        if missing or unexpected:
+            raise ValueError(
+                f"the checkpoint was written by another version of the method "
+                f"{type(self.method).__name__} (missing: {', '.join(missing) or 'nothing'}; "
+                f"unexpected: {', '.join(unexpected) or 'nothing'}); choose another --out"
+            )
 
 
 def save(
@@ -60,14 +74,12 @@ def save(
     sharded = {name: bank for name, bank in state.method.process_local().items() if bank.sharded}
     if sharded:
         world = distributed.world_size()
-        parts = {name: bank.part() for name, bank in sharded.items()}
+        parts = {name: bank.shard_state() for name, bank in sharded.items()}
         with distributed.fail_together():  # all parts exist before the file that needs them
             checkpoint.save_part(
                 run_directory.checkpoints, state.step, distributed.rank(), world, parts
             )
-        in_parts = tuple(
-            f"{name}.{buffer}" for name, bank in sharded.items() for buffer in bank.SPLIT
-        )
+        in_parts = _part_names(sharded)
         values["method"] = {n: v for n, v in values["method"].items() if n not in in_parts}
         values["parts"] = world
     if run_directory.writes:
@@ -79,23 +91,28 @@ def load(run_directory: RunDirectory, state: TrainState, values: dict[str, Any])
     state.load_state_dict(values)
     banks = state.method.process_local()
     for parts in checkpoint.parts(run_directory.checkpoints, values):
-        for name, bank in banks.items():
-            bank.put(parts[name])
+        for name in parts.keys() & banks.keys():
+            banks[name].load_shard_state(parts[name])
+
+
+def _part_names(banks: Iterable[str]) -> tuple[str, ...]:
+    """The names of the buffers that sharded memory banks save in parts."""
+    return tuple(f"{name}.{buffer}" for name in banks for buffer in MemoryBank.SHARDED_BUFFERS)
 
 
 def check_same_in_all(run_directory: RunDirectory, what: str, own: str | int) -> None:
-    """Processes on several machines must see the same images and the same run."""
+    """Refuse processes that see different images or runs, as on machines without a shared disk."""
     seen = distributed.all_gather_list([own])
     if len(set(seen)) > 1:
         other = next(rank for rank, value in enumerate(seen) if value != seen[0])
-        raise distributed.SharedError(
+        raise SharedError(
             f"{run_directory.folder}: process {other} sees other {what} than process 0; need the "
             f"images and the run on disks that all of them share"
         )
 
 
 def check_same_images(run_directory: RunDirectory, before: str, now: str, size: int) -> None:
-    """A run continues only on the images that it began with."""
+    """Refuse to continue a run on other images than it started with."""
     if before != now:
         raise ValueError(
             f"{run_directory.folder}: was trained on other images than the {size} that are there "
@@ -104,8 +121,9 @@ def check_same_images(run_directory: RunDirectory, before: str, now: str, size: 
 
 
 def describe_change(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """The warning about a run that continues on another machine."""
-    then, here = (
-        ", ".join(f"{name} {value}" for name, value in machine.items()) for machine in (before, now)
+    """The warning about a run that continues on a machine with other arithmetic."""
+    names = [name for name in before | now if before.get(name) != now.get(name)]
+    old, new = (
+        ", ".join(f"{name} {machine.get(name)}" for name in names) for machine in (before, now)
     )
-    return f"continues with {here} after {then}: not bit for bit the same"
+    return f"continues with {new} after {old}: not bit for bit the same"

@@ -6,7 +6,7 @@ The order is deliberate: refuse, lock, read, write. What is refused leaves every
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ class Session:
 
     @property
     def machine(self) -> dict[str, Any]:
-        """What the bits of a run depend on, apart from its settings and images."""
+        """What the bits of a run depend on besides its settings and images."""
         machine = {
             "device": self.device.type,
             "precision": str(self.precision),
@@ -102,7 +102,7 @@ class Session:
         self.trackers.log(kind, step, metrics)
 
     def save(self) -> None:
-        """Write a checkpoint of the present step."""
+        """Write a checkpoint of the present step, after the metrics that led to it."""
         self.run_directory.flush()
         about = {
             "config": self.config.to_dict(),
@@ -122,25 +122,15 @@ def open_session(
         session = _prepare(config, out, device, make_monitor)
     run_directory = session.run_directory
     resume.check_same_in_all(run_directory, "images", session.fingerprint)
-    with run_directory.lock():
+    with ExitStack() as stack:
         with distributed.fail_together():
-            values, unreadable = checkpoint.latest(run_directory.checkpoints)
-            if values is not None:
-                before, size = values["source"], len(session.source)
-                resume.check_same_images(run_directory, before, session.fingerprint, size)
-        step = -1 if values is None else values["step"]
-        resume.check_same_in_all(run_directory, "checkpoints", step)
+            stack.enter_context(run_directory.lock())
+        values, unreadable = _latest_checkpoint(session)
         with distributed.fail_together():
-            about = {
-                **session.machine,
-                "source": session.fingerprint,
-                "images": len(session.source),
-                "steps": session.schedule.total,
-            }
-            run_directory.begin(config, extra=about)
             if values is not None:
                 resume.load(run_directory, session.state, values)
-            run_directory.rewind(step)
+            run_directory.begin(config, extra=_about(session))
+            run_directory.rewind(-1 if values is None else session.state.step)
         session.console.start(session.state.step)
         session.trackers.start(session.state.step)
         for message in unreadable:
@@ -172,10 +162,10 @@ def build_method(config: Config, source: Source | None = None) -> Method:
 def _prepare(
     config: Config, out: Path, device: torch.device, make_monitor: MakeMonitor | None
 ) -> Session:
-    """All parts of a session; nothing is written."""
+    """Check the settings and make all parts of a session; nothing is written."""
     train = config.train
     run_directory = RunDirectory(out, writes=distributed.rank() == 0)
-    _check_parts_of_batch(train.batch_size)
+    _check_batch_size(train.batch_size)
     run_directory.check_compatible(config)
     source, validation = train_and_validation(
         config.data.source, config.data.validation, seed=train.seed
@@ -208,15 +198,40 @@ def _prepare(
     )
 
 
+def _latest_checkpoint(session: Session) -> tuple[dict[str, Any] | None, list[str]]:
+    """The newest checkpoint that can be read, and errors about newer ones."""
+    run_directory = session.run_directory
+    with distributed.fail_together():
+        values, unreadable = checkpoint.latest(run_directory.checkpoints)
+        if values is not None:
+            resume.check_same_images(
+                run_directory, values["source"], session.fingerprint, len(session.source)
+            )
+    step = -1 if values is None else values["step"]
+    resume.check_same_in_all(run_directory, "checkpoints", step)
+    return values, unreadable
+
+
+def _about(session: Session) -> dict[str, Any]:
+    """What environment.json records beside versions and hardware."""
+    return {
+        **session.machine,
+        "source": session.fingerprint,
+        "images": len(session.source),
+        "steps": session.schedule.total,
+    }
+
+
 def _report_other_machine(session: Session, values: dict[str, Any] | None) -> None:
+    """Warn that a run which continues elsewhere is not bit for bit the same."""
     if values is None or session.state.step >= session.schedule.total:
         return
-    before = {"processes": 1, **values["machine"]}
-    if before != session.machine:
-        session.warn("machine", resume.describe_change(before, session.machine))
+    if values["machine"] != session.machine:
+        session.warn("machine", resume.describe_change(values["machine"], session.machine))
 
 
-def _check_parts_of_batch(batch_size: int) -> None:
+def _check_batch_size(batch_size: int) -> None:
+    """Batch norm needs two images in each process."""
     world = distributed.world_size()
     if world > 1 and batch_size < 2 * world:
         raise ValueError(

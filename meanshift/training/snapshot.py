@@ -78,7 +78,7 @@ def _features(session: Session) -> tuple[Int[Tensor, " n"], Tensor]:
     bad: dict[int, UnreadableSample] = {}  # training reports them when it meets them
     features = extract_features(
         session.backbone,
-        source.take(indices),
+        source.subset(indices),
         image_size=config.data.image_size,
         device=session.device,
         precision=session.precision,
@@ -115,4 +115,4 @@ def _labeled_batches(
 def _neighbors(features: Tensor) -> Tensor:
     unit = nn.functional.normalize(features.float(), dim=1)
     count = min(NEIGHBORS, len(unit) - 1)
-    return nearest_neighbors(unit, unit, count, leave_out=torch.arange(len(unit)))[0]
+    return nearest_neighbors(unit, unit, count, exclude=torch.arange(len(unit)))[0]

@@ -42,16 +42,18 @@ class TrainStep:
         self.module = distributed.data_parallel(_StepModule(session.method), self._warm_up)
 
     def __call__(self, images: loader.Batch, now: Progress) -> StepOutput:
-        """From images to updated weights."""
+        """Take one step: views, loss, gradients and, unless more are accumulated, the update."""
         session = self.session
-        updates = session.schedule.updates_after(images.step)
-        torch.manual_seed(self._seed(images.step, rng.NETWORK) + distributed.rank())  # dropout
+        updates = session.schedule.updates_after(now.step)
+        # What a network draws itself, such as dropout, depends on the step and on nothing before.
+        torch.manual_seed(self._seed(now.step, rng.NETWORK) + distributed.rank())
         batch = self._augment(images)
         session.method.before_forward(now)
         with self._no_sync(updates):
             with autocast(session.device, session.precision):
                 output: StepOutput = self.module(batch)
-            session.state.scaler.scale(output.loss * self._loss_scale(batch)).backward()
+            loss = output.loss * self._loss_scale(batch, now.step)
+            session.state.scaler.scale(loss).backward()
         if updates:
             self._update(now)
         return output
@@ -71,7 +73,8 @@ class TrainStep:
 
     def _update(self, now: Progress) -> None:
         """Apply the gradients, then the method's moving averages."""
-        state, clip_norm = self.session.state, self.session.config.optim.clip_norm
+        state = self.session.state
+        clip_norm = self.session.config.optim.clip_norm
         self.session.method.before_update(now)
         if clip_norm:
             state.scaler.unscale_(state.optimizer)
@@ -82,14 +85,16 @@ class TrainStep:
         state.optimizer.zero_grad(set_to_none=True)
         self.session.method.after_update(now)
 
-    def _loss_scale(self, batch: Batch) -> float:
-        """DDP averages gradients over processes, which may have parts of different sizes."""
-        config = self.session.config
-        share = len(batch.ids) * distributed.world_size() / config.train.batch_size
-        return share / config.optim.accumulate
+    def _loss_scale(self, batch: Batch, step: int) -> float:
+        """The factor that makes an update the mean gradient of all images of its batches.
+
+        DDP averages the gradients of the processes, whose parts of a batch may differ in size.
+        """
+        part = len(batch.ids) * distributed.world_size() / self.session.config.train.batch_size
+        return part / self.session.schedule.update_size(step)
 
     def _no_sync(self, updates: bool) -> AbstractContextManager[Any]:
-        """Without an update the gradients of the processes need not be added yet."""
+        """Without an update the gradients of the processes need not be averaged yet."""
         if updates or not isinstance(self.module, DistributedDataParallel):
             return nullcontext()
         return self.module.no_sync()
@@ -98,11 +103,12 @@ class TrainStep:
         return rng.derive_seed(self.session.config.train.seed, step, stream)
 
     def _warm_up(self, module: nn.Module) -> torch.Tensor:
-        """The loss of two black images, in eval mode, in which nothing is remembered."""
+        """The loss of two black images; the method is in eval mode, so nothing is enqueued."""
         session = self.session
-        sizes = [view.size or session.transform.size for view in session.transform.views
-                 for _ in range(view.count)]  # fmt: skip
-        channels = session.source.channels
-        views = tuple(torch.zeros(2, channels, s, s, device=session.device) for s in sizes)
+        views = tuple(
+            torch.zeros(2, session.source.channels, size, size, device=session.device)
+            for view in session.transform.views
+            for size in [view.size or session.transform.size] * view.count
+        )
         output: StepOutput = module(Batch(views, torch.arange(2, device=session.device)))
         return output.loss

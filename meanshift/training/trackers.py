@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meanshift.config import Config
+from meanshift.runtime.extras import require
 from meanshift.runtime.run_directory import RunDirectory
 
 
@@ -16,10 +17,10 @@ class Trackers:
         self.enabled = config.train.tensorboard and run_directory.writes
         self.writer: Any = None
         if self.enabled:
-            _require_tensorboard()
+            require("tensorboard", extra="tensorboard", what="events (train.tensorboard)")
 
     def start(self, step: int) -> None:
-        """Open the log; events after `step` are from a run that was interrupted."""
+        """Open the log; events after `step`, of a session that was killed, are hidden."""
         if self.enabled:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -33,12 +34,3 @@ class Trackers:
     def close(self) -> None:
         if self.writer is not None:
             self.writer.close()
-
-
-def _require_tensorboard() -> None:
-    try:
-        import torch.utils.tensorboard  # noqa: F401
-    except ImportError:
-        raise ValueError(
-            "train.tensorboard needs TensorBoard; type: pip install 'meanshift[tensorboard]'"
-        ) from None

@@ -1,8 +1,8 @@
-"""Training views of whole batches at once, on the device.
+"""Training views of whole batches, computed on the device.
 
-The parameters of a view are drawn from its address (`runtime.rng`); the image operators are
-`ops.image`. So any part of a batch can be computed alone, with the same result up to the rounding
-of float32: sums over parts of other sizes may differ by about 1e-6.
+The parameters of a view are drawn from its address (`runtime.rng`); the image operators are those
+of `ops.image`. So any part of a batch can be computed alone, with the same result up to the
+rounding of float32: sums over parts of other sizes may differ by about 1e-6.
 """
 
 from __future__ import annotations
@@ -16,22 +16,30 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from meanshift.config import ViewSpec
-from meanshift.ops.image import ColorParameters, apply_color, crop, normalize
+from meanshift.ops.image import ColorParameters, apply_color, normalize, resized_crop
 from meanshift.runtime import rng
 
 PIXELS = 2**19
-"""made at a time on a CPU: what a view is made of then stays in its cache"""
+"""pixels of a view that are computed at a time on a CPU, so that they stay in its cache"""
 
-# Columns of the uniform numbers at an address. A crop reads the same columns in either strength.
-_AREA, _RATIO = slice(0, 10), slice(10, 20)
-_TOP, _LEFT, _FLIP = 20, 21, 22
-_JITTERED, _FACTORS, _SEQUENCE = 23, slice(24, 28), slice(28, 32)
-_GRAYED, _BLURRED, _SIGMA, _COLUMNS = 32, 33, 34, 35
+# Columns of the uniform numbers at an address. All views crop by the same columns.
+_AREA = slice(0, 10)
+_RATIO = slice(10, 20)
+_TOP = 20
+_LEFT = 21
+_FLIP = 22
+_JITTERED = 23
+_FACTORS = slice(24, 28)
+_SEQUENCE = slice(28, 32)
+_GRAYED = 32
+_BLURRED = 33
+_SIGMA = 34
+_COLUMNS = 35
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where the randomness of a batch of views lives."""
+    """The address of the randomness of a batch of views."""
 
     seed: int
     epoch: int
@@ -40,13 +48,18 @@ class Address:
 
     @functools.cached_property
     def uniform(self) -> Float[Tensor, "batch 35"]:
+        """The uniform random numbers at this address."""
         return rng.uniform(self.seed, self.epoch, self.ids, self.stream, _COLUMNS)
 
 
 def draw_boxes(
     view: ViewSpec, address: Address, heights: Int[Tensor, " batch"], widths: Int[Tensor, " batch"]
 ) -> Int[Tensor, "batch 4"]:
-    """Crop boxes (top, left, height, width) by the rule of torchvision's RandomResizedCrop."""
+    """Draw crop boxes (top, left, height, width) by the rule of torchvision's RandomResizedCrop.
+
+    Of ten attempts the first that fits the image is taken, else the largest central crop of an
+    allowed aspect ratio.
+    """
     u = address.uniform
     heights, widths = heights.double(), widths.double()
     low, high = view.crop_area
@@ -57,8 +70,8 @@ def draw_boxes(
     fits = (w > 0) & (w <= widths[:, None]) & (h > 0) & (h <= heights[:, None])
     first = fits.int().argmax(1, keepdim=True)
     w, h = w.gather(1, first)[:, 0], h.gather(1, first)[:, 0]
-    top, left = ((heights - h + 1) * u[:, _TOP]).floor(), ((widths - w + 1) * u[:, _LEFT]).floor()
-    # No attempt fitted: the largest central crop of an allowed ratio.
+    top = ((heights - h + 1) * u[:, _TOP]).floor()
+    left = ((widths - w + 1) * u[:, _LEFT]).floor()
     aspect = widths / heights
     center_w = torch.where(aspect > 4 / 3, (heights * 4 / 3).round(), widths)
     center_h = torch.where(aspect < 3 / 4, (widths / (3 / 4)).round(), heights)
@@ -70,19 +83,19 @@ def draw_boxes(
 
 
 def draw_flips(view: ViewSpec, address: Address) -> Bool[Tensor, " batch"]:
-    """Which views are mirrored."""
+    """Draw which views are flipped horizontally."""
     return address.uniform[:, _FLIP] < view.flip
 
 
 def draw_colors(view: ViewSpec, address: Address) -> ColorParameters:
-    """Jitter, gray and blur of a strong view, by the rules of ColorJitter and of MoCo v2."""
+    """Draw the color jitter, grayscale and blur of a view by the rules of MoCo v2."""
     u = address.uniform
-    reach = torch.tensor(view.jitter_strength, dtype=torch.float64)
+    strength = torch.tensor(view.jitter_strength, dtype=torch.float64)
     unchanged = torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64)
     low, high = view.blur_sigma
     blurred = u[:, _BLURRED] < view.blur
     return ColorParameters(
-        factors=unchanged + reach * (2 * u[:, _FACTORS] - 1),
+        factors=unchanged + strength * (2 * u[:, _FACTORS] - 1),
         sequence=u[:, _SEQUENCE].argsort(1),
         jittered=u[:, _JITTERED] < view.jitter,
         grayed=u[:, _GRAYED] < view.gray,
@@ -97,15 +110,18 @@ class MultiViewTransform:
     views: tuple[ViewSpec, ...]
     seed: int
     size: int
-    """side of a view that does not name its own"""
+    """side of the views that do not have a size of their own"""
 
     def crop(
         self, images: list[UInt8[Tensor, "channels _ _"]], epoch: int, ids: Int[Tensor, " batch"]
     ) -> list[UInt8[Tensor, "batch channels _ _"]]:
-        """Flipped crops of images of any sizes, for a loader worker: decoded once, cropped often."""
+        """Return flipped crops of images of any sizes, one tensor per view.
+
+        A loader worker calls this, so that an image is decoded once for all of its views.
+        """
         sizes = torch.tensor([image.shape[1:] for image in images])
         crops = []
-        for view in self._each():
+        for view in self._single_views():
             side = view.size or self.size
             address = Address(self.seed, epoch, ids, view.stream)
             boxes = draw_boxes(view, address, *sizes.unbind(1)).tolist()
@@ -128,22 +144,23 @@ class MultiViewTransform:
         epoch: int,
         ids: Int[Tensor, " batch"],
     ) -> tuple[Float[Tensor, "batch channels _ _"], ...]:
-        """The views of a batch of whole images of one size, or of the crops of each view."""
-        views = self._each()
+        """Return the views of whole images of one size, or of the crops that `crop` returned."""
+        views = self._single_views()
         cropped = isinstance(images, list)
         inputs = images if isinstance(images, list) else [images] * len(views)
-        finished = []
+        outputs = []
         for pixels, view in zip(inputs, views, strict=True):
             side = view.size or self.size
             chunk = max(1, PIXELS // side**2) if pixels.device.type == "cpu" else len(ids)
             channels = pixels.shape[1 if cropped else 3]
             output = torch.empty(len(ids), channels, side, side, device=pixels.device)
-            parts = (x.split(chunk) for x in (output, pixels, ids))
-            for part, some, some_ids in zip(*parts, strict=True):
-                address = Address(self.seed, epoch, some_ids, view.stream)
-                normalize(self._augment(some, view, address, cropped=cropped), out=part)
-            finished.append(output)
-        return tuple(finished)
+            parts = (tensor.split(chunk) for tensor in (output, pixels, ids))
+            for output_part, pixels_part, ids_part in zip(*parts, strict=True):
+                address = Address(self.seed, epoch, ids_part, view.stream)
+                augmented = self._augment(pixels_part, view, address, cropped=cropped)
+                normalize(augmented, out=output_part)
+            outputs.append(output)
+        return tuple(outputs)
 
     def _augment(
         self, images: Tensor, view: ViewSpec, address: Address, *, cropped: bool
@@ -151,13 +168,14 @@ class MultiViewTransform:
         if cropped:
             output = images.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
         else:
-            sizes = torch.tensor(images.shape[1:3]).expand(len(images), 2)
-            boxes = draw_boxes(view, address, *sizes.unbind(1))
-            output = crop(images, boxes, draw_flips(view, address), view.size or self.size)
+            heights, widths = torch.tensor(images.shape[1:3]).expand(len(images), 2).unbind(1)
+            boxes = draw_boxes(view, address, heights, widths)
+            flips = draw_flips(view, address)
+            output = resized_crop(images, boxes, flips, view.size or self.size)
         return apply_color(output, draw_colors(view, address)) if view.has_color else output
 
-    def _each(self) -> list[ViewSpec]:
-        """The views one by one: those with a `count` have a stream of their own each."""
+    def _single_views(self) -> list[ViewSpec]:
+        """The views one by one: of those with a `count`, each has a stream of its own."""
         return [
             replace(view, stream=rng.view_stream(view.stream, copy), count=1)
             for view in self.views

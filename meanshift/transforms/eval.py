@@ -1,4 +1,4 @@
-"""Images as they are judged: whole batches, of one size, without chance."""
+"""The evaluation transform: images of one size, resized and center-cropped, without randomness."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from torch.utils.data import Dataset
 from torchvision.transforms.v2 import functional as TF
 
 from meanshift.data import Source, UnreadableSample
+from meanshift.data.bad_files import read_or_replace
 from meanshift.runtime import distributed
 
-TRANSFORM_VERSION = 1  # raised whenever `prepare` changes, so that older files are not met again
+TRANSFORM_VERSION = 1
+"""raise it when `eval_transform` changes, so that no older feature cache is used"""
 
 
 def eval_transform(
@@ -24,80 +26,82 @@ def eval_transform(
     bad: dict[int, UnreadableSample] | None = None,
     bicubic: bool = False,
 ) -> UInt8[Tensor, "batch channels _ _"]:
-    """Images as they are judged: small ones of one size as they are, others cut from the center.
+    """Read images as they are evaluated: small ones of one size unchanged, others center-cropped.
 
-    The short side is resized to `resize` (0: 256/224 of `image_size`) and the center taken: 256 and
-    224 in the authors' code. Small arrays keep their own size, or are enlarged to `image_size`. An
-    unreadable image raises, or where `bad` is given it is put there and counts as a gray one.
+    The short side is resized to `resize` (0: 256/224 of `image_size`) before the crop: 256 and 224
+    in the authors' code. Small arrays keep their own size, or are enlarged to `image_size`. An
+    unreadable image raises an error, or if `bad` is given it is added there and replaced by a gray
+    image.
     """
-    way = TF.InterpolationMode.BICUBIC if bicubic else TF.InterpolationMode.BILINEAR
+    interpolation = TF.InterpolationMode.BICUBIC if bicubic else TF.InterpolationMode.BILINEAR
+    images: Iterable[Tensor]
     if source.uniform:
-        images = source.gather(indices).permute(0, 3, 1, 2)
-        if max(images.shape[2:]) <= max(image_size, 64):
-            if max(images.shape[2:]) < image_size:  # trained enlarged, so judged enlarged
-                images = TF.resize(images, [image_size, image_size], way, antialias=True)
-            return images
-        unbound: Iterable[Tensor] = images.unbind(0)
+        batch = source.read_batch(indices).permute(0, 3, 1, 2)
+        side = max(batch.shape[2:])
+        if side < image_size:  # training enlarged them too
+            return TF.resize(batch, [image_size, image_size], interpolation, antialias=True)
+        if side <= max(image_size, 64):
+            return batch
+        images = batch.unbind(0)
     else:
-        unbound = (_readable(source, index, image_size, bad) for index in indices.tolist())
-    short, square = [resize or round(image_size * 256 / 224)], [image_size, image_size]
-    keep = image_size <= 64  # files of small images are judged as arrays of them are
-    return torch.stack(
-        [
-            one
-            if keep and list(one.shape[1:]) == square
-            else TF.center_crop(TF.resize(one, short, way, antialias=True), square)
-            for one in unbound
-        ]
-    )
+        images = (_read(source, index, image_size, bad) for index in indices.tolist())
+    short_side = [resize or round(image_size * 256 / 224)]
+    square = [image_size, image_size]
+    views = []
+    for image in images:
+        # Files of small images are evaluated like arrays of them.
+        if image_size > 64 or list(image.shape[1:]) != square:
+            image = TF.resize(image, short_side, interpolation, antialias=True)
+            image = TF.center_crop(image, square)
+        views.append(image)
+    return torch.stack(views)
 
 
 def needs_no_resize(source: Source, image_size: int) -> bool:
-    """Whether `prepare` leaves every image of a source alone."""
+    """Whether `eval_transform` leaves every image of a source unchanged."""
     if not source.uniform:
         return False
-    side = max(source.gather(torch.tensor([0])).shape[1:3])
+    side = max(source.read_batch(torch.tensor([0])).shape[1:3])
     return image_size <= side <= max(image_size, 64)
 
 
-def first_index_of_rank(images: int, batch_size: int) -> int:
-    """The first image of this process's part of the batches."""
-    return distributed.shard_range(-(-images // batch_size))[0] * batch_size
+def rank_batches(images: int, batch_size: int) -> tuple[Int[Tensor, " batch"], ...]:
+    """The indices of this process's batches; the batches are the same for any process count."""
+    batches = torch.arange(images).split(batch_size)
+    first, last = distributed.shard_range(len(batches))
+    return batches[first:last]
 
 
-class EvalDataset(Dataset[tuple[Tensor, dict[int, UnreadableSample]]]):
-    """Whole batches of prepared images, with what could not be read.
-
-    Of several processes each has its part of the batches, which are those of one.
-    """
+class EvalDataset(Dataset[tuple[Tensor, Tensor, dict[int, UnreadableSample]]]):
+    """Whole batches of this process: (indices, evaluation views, unreadable images)."""
 
     def __init__(
-        self, source: Source, image_size: int, resize: int, batch_size: int, bicubic: bool
+        self, source: Source, image_size: int, *, resize: int, bicubic: bool, batch_size: int
     ) -> None:
-        self.source, self.image_size, self.resize = source, image_size, resize
+        self.source = source
+        self.image_size = image_size
+        self.resize = resize
         self.bicubic = bicubic
-        batches = torch.arange(len(source)).split(batch_size)
-        self.batches = batches[slice(*distributed.shard_range(len(batches)))]
+        self.batches = rank_batches(len(source), batch_size)
 
     def __len__(self) -> int:
         return len(self.batches)
 
-    def __getitem__(self, batch: int) -> tuple[Tensor, dict[int, UnreadableSample]]:
-        bad: dict[int, UnreadableSample] = {}
+    def __getitem__(self, batch: int) -> tuple[Tensor, Tensor, dict[int, UnreadableSample]]:
         indices = self.batches[batch]
+        bad: dict[int, UnreadableSample] = {}
         images = eval_transform(
             self.source, indices, self.image_size, self.resize, bad, bicubic=self.bicubic
         )
-        return images.contiguous(), bad
+        return indices, images.contiguous(), bad
 
 
-def _readable(
+def _read(
     source: Source, index: int, image_size: int, bad: dict[int, UnreadableSample] | None
 ) -> Tensor:
-    try:
+    if bad is None:
         return source.read(index)
-    except UnreadableSample as error:
-        if bad is None:
-            raise
-        bad[index] = error
-        return torch.full((3, image_size, image_size), 128, dtype=torch.uint8)
+    image, _, errors = read_or_replace(source, index, gray_size=image_size)
+    if errors:
+        bad[index] = errors[0]
+    return image

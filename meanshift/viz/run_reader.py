@@ -1,4 +1,4 @@
-"""A run directory as those see it who look at it: figures, report and explorer read it here."""
+"""Reading a run directory: its settings, metrics, results, images and snapshots."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ import math
 import re
 import threading
 import warnings
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
-from meanshift.config import RESUME_SAFE, differences, settings
+from meanshift.config import RESUME_SAFE, ViewSpec, differences
 from meanshift.data import Source, UnreadableSample, train_and_validation
-from meanshift.ops.topk import nearest_neighbors
+from meanshift.methods import method_class, view_specs
 from meanshift.runtime import checkpoint
-from meanshift.runtime.run_directory import JSONLTail, RunDirectory
+from meanshift.runtime.files import JSONLTail
+from meanshift.runtime.run_directory import RunDirectory
 from meanshift.transforms.replay import center_square
 
 
 class MissingData(ValueError):
-    """What an image needs and the runs do not hold, and what to type to have it."""
+    """A figure or a part of a page needs data that the run does not have."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A snapshot: unit features of the probe, and which images of the source they are."""
+    """Features of the snapshot images after an epoch, of unit length."""
 
     epoch: int
     indices: Int[Tensor, " n"]
+    """index of each image in the training source"""
     features: Float[Tensor, "n features"]
 
 
@@ -47,33 +47,68 @@ class Run:
 
     >>> run = Run("runs/demo")
     >>> epochs, purity = run.series("purity")
-    >>> near, similarity = run.neighbors(run.epochs[-1], 10)
+    >>> features = run.snapshot(run.snapshot_epochs[-1]).features
     """
 
     def __init__(self, folder: Path | str, *, data: str | None = None) -> None:
         self.folder = Path(folder)
         self.name = self.folder.resolve().name
-        self.journal = RunDirectory.open(self.folder)
-        self.config, self.data = self.journal.config, data
-        beside = Path(self.environment.get("directory", "."), self.config.data.source)
-        if data is None and not Path(self.config.data.source).exists() and beside.exists():
-            data = str(beside)  # given relative to where the run was started
+        self.directory = RunDirectory.open(self.folder)
+        self.data = data
+        self.config = self.directory.config
+        source = self.config.data.source
+        relative = Path(self.environment.get("directory", "."), source)
+        if data is None and not Path(source).exists() and relative.exists():
+            data = str(relative)  # the path is relative to where the run was started
         if data is not None:
             self.config = self.config.with_overrides({"data.source": data})
-        here = self.environment
-        first = (here.get("earlier") or [here])[0].get("date", "")
-        lasting = [(n, _setting(self, n)) for n, *_ in settings() if n not in RESUME_SAFE]
-        self.identity = f"{first} {self.folder.resolve()} {lasting}"
-        """Tells a run that was begun anew in the same folder from one that was continued."""
-        self._lines: dict[str, JSONLTail] = {}
+        self.identity = self._identity()
+        """changes if another run is started in the same folder, not if this one is continued"""
+        self._tails: dict[str, JSONLTail] = {}
         self._reading = threading.Lock()
 
-    # What was written while training
+    def _identity(self) -> str:
+        environment = self.environment
+        first_session = (environment.get("earlier") or [environment])[0]
+        lasting = {
+            f"{group}.{name}": value
+            for group, values in self.config.to_dict().items()
+            for name, value in values.items()
+            if f"{group}.{name}" not in RESUME_SAFE
+        }
+        return f"{first_session.get('date', '')} {self.folder.resolve()} {lasting}"
+
+    # Settings
+
+    def setting(self, name: str) -> Any:
+        """The value of a setting by its dotted name, also if the method fixes it; None if the
+        method has no such setting."""
+        group, _, field = name.partition(".")
+        return getattr(getattr(self.config, group), field, None)
+
+    @property
+    def method(self) -> str:
+        """The name of the method."""
+        return self.config.method.name or method_class(self.config.method).__name__
+
+    @functools.cached_property
+    def views(self) -> tuple[ViewSpec, ...]:
+        """The views that the method declares."""
+        return view_specs(self.config)
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Versions, machine and command of the last session, and those of earlier ones."""
+        path = self.folder / "environment.json"
+        environment: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        return environment
+
+    # Metrics and results
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        """The whole lines of a .jsonl file so far; only what is new is read."""
-        with self._reading:  # the ends of the files are remembered, so one thread at a time
-            tail = self._lines.setdefault(name, JSONLTail(self.folder / name))
+        """The complete lines of a .jsonl file so far; each call reads only what is new."""
+        with self._reading:  # a tail remembers its position, so one thread at a time
+            tail = self._tails.setdefault(name, JSONLTail(self.folder / name))
             return list(tail.read())
 
     def records(self, kind: str) -> list[dict[str, Any]]:
@@ -82,238 +117,193 @@ class Run:
 
     @property
     def warnings(self) -> list[dict[str, Any]]:
+        """The lines of warnings.jsonl."""
         return self.lines("warnings.jsonl")
 
     @property
-    def environment(self) -> dict[str, Any]:
-        path = self.folder / "environment.json"
-        held: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        return held
+    def steps_per_epoch(self) -> float:
+        """Steps per epoch, from the environment or else from the records."""
+        steps = self.environment.get("steps")
+        if steps:
+            return float(steps) / self.config.train.epochs
+        ratios = [r["step"] / r["epoch"] for r in self.lines("metrics.jsonl") if r["epoch"]]
+        return max(ratios, default=1.0)
 
     @property
-    def pair(self) -> str:
-        """The views as the paper writes them, target first: `w/s`."""
-        views = self.config.views
-        same = " (same view)" if method.same_view else ""
-        return f"{views.target[0]}/{views.online[0]}{same}"
+    def last_step(self) -> int:
+        """The step of the newest record."""
+        return max((record["step"] for record in self.lines("metrics.jsonl")), default=0)
 
     @property
-    def steps(self) -> float:
-        """Steps an epoch, from the last lines of whole epochs."""
-        told = self.environment.get("steps")
-        if told:
-            return float(told) / self.config.train.epochs
-        ends = [r["step"] / r["epoch"] for r in self.lines("metrics.jsonl") if r["epoch"]]
-        return max(ends, default=1.0)
+    def epochs_done(self) -> float:
+        """Epochs trained so far."""
+        return self.last_step / self.steps_per_epoch
+
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs are trained."""
+        return self.epochs_done >= self.config.train.epochs - 1e-9
 
     def series(self, name: str) -> tuple[list[float], list[float]]:
-        """A figure by epoch (in parts of epochs), from whichever records hold it."""
-        return self.every_series().get(name, ([], []))
+        """A metric as (epochs, values); epochs are fractional."""
+        return self.all_series().get(name, ([], []))
 
-    def every_series(self) -> dict[str, tuple[list[float], list[float]]]:
-        """Each figure of metrics.jsonl by epoch."""
-        steps, found = self.steps, dict[str, tuple[list[float], list[float]]]()
+    def all_series(self) -> dict[str, tuple[list[float], list[float]]]:
+        """Each metric of metrics.jsonl as (epochs, values)."""
+        steps_per_epoch = self.steps_per_epoch
+        series: dict[str, tuple[list[float], list[float]]] = {}
         for record in self.lines("metrics.jsonl"):
             for name, value in record.items():
                 if is_number(value):
-                    x, y = found.setdefault(name, ([], []))
-                    x.append(record["step"] / steps)
-                    y.append(float(value))
-        return found
-
-    @property
-    def done(self) -> float:
-        """Epochs trained so far."""
-        lines = self.lines("metrics.jsonl")
-        return max((r["step"] for r in lines), default=0) / self.steps
+                    epochs, values = series.setdefault(name, ([], []))
+                    epochs.append(record["step"] / steps_per_epoch)
+                    values.append(float(value))
+        return series
 
     @property
     def results(self) -> dict[str, dict[str, Any]]:
-        """Every result that judging left, by name: its figures and its card."""
-        found = {}
-        for path in sorted(self.journal.results.glob("*.json")):
+        """Every readable result of an evaluation by name: its metrics and its card."""
+        results = {}
+        for path in sorted(self.directory.results.glob("*.json")):
             try:
-                held = json.loads(path.read_text())
+                result = json.loads(path.read_text())
             except (OSError, ValueError):
                 continue
-            if isinstance(held, dict) and {"figures", "card"} <= set(held):
-                found[path.stem] = held
-        return found
+            if isinstance(result, dict) and {"metrics", "card"} <= set(result):
+                results[path.stem] = result
+        return results
 
-    def older(self, result: Mapping[str, Any]) -> str:
-        """Of weights before the run's newest: after how many steps; nothing where it is current."""
-        found = re.search(r", step (\d+)$", str(result["card"].get("judged")))
-        newest = max((r["step"] for r in self.lines("metrics.jsonl")), default=0)
-        old = found is not None and int(found[1]) < newest
-        return f"judged after step {found[1]} of {newest}" if old and found is not None else ""
+    def outdated(self, result: Mapping[str, Any]) -> str:
+        """A note on a result of weights that are not the run's newest; empty if it is current."""
+        step = re.search(r", step (\d+)$", str(result["card"].get("encoder")))
+        if step is None or int(step[1]) >= self.last_step:
+            return ""
+        return f"evaluated after step {step[1]} of {self.last_step}"
 
-    # The images
-
-    @functools.cached_property
-    def source(self) -> Source:
-        """The training images, as the run cut them; refused where they are others by now."""
-        return self._parts[0]
+    # Images
 
     @property
-    def held_out(self) -> Source | None:
-        return self._parts[1]
+    def source(self) -> Source:
+        """The training images; an error if they are not those that the run was trained on."""
+        return self._sources[0]
+
+    @property
+    def validation(self) -> Source | None:
+        """The validation images."""
+        return self._sources[1]
 
     @functools.cached_property
-    def _parts(self) -> tuple[Source, Source | None]:
-        data, seed = self.config.data, self.config.train.seed
-        was = self.journal.config.data.source
-        say = f"say where they lie now: --data SOURCE (in training it was {was})"
+    def _sources(self) -> tuple[Source, Source | None]:
+        data = self.config.data
+        original = self.directory.config.data.source
+        hint = f"name their place with --data SOURCE (in training it was {original})"
         try:
-            train, held = train_and_validation(data.source, data.validation, seed=seed)
+            train, validation = train_and_validation(
+                data.source, data.validation, seed=self.config.train.seed
+            )
         except (ValueError, OSError) as error:
-            why = str(error).partition("; need")[0]
-            raise MissingData(f"{self.folder}: its images cannot be found ({why}); {say}") from None
-        known = self.environment.get("source")
+            reason = str(error).partition("; need")[0]
+            raise MissingData(
+                f"{self.folder}: its images cannot be found ({reason}); {hint}"
+            ) from None
         largest = -1
-        if self.epochs:
-            with contextlib.suppress(
-                MissingData
-            ):  # a damaged one is spoken of by those who need it
-                largest = int(self.moment(self.epochs[-1]).indices.max())
-        if largest >= len(train) or (known and known != train.fingerprint()):
+        if self.snapshot_epochs:
+            with contextlib.suppress(MissingData):  # a damaged snapshot is reported elsewhere
+                largest = int(self.snapshot(self.snapshot_epochs[-1]).indices.max())
+        fingerprint = self.environment.get("source")
+        if largest >= len(train) or (fingerprint and fingerprint != train.fingerprint()):
             raise MissingData(
                 f"{self.folder}: was trained on other images than the {len(train)} in "
-                f"{data.source} now; {say}"
+                f"{data.source} now; {hint}"
             )
-        return train, held
+        return train, validation
 
     def thumbnail(self, index: int, side: int) -> UInt8[Tensor, "side side 3"]:
-        """A training image cut square from its center; an unreadable one is gray."""
+        """The central square of a training image; gray if the image cannot be read."""
         try:
             image = self.source.read(index)
         except UnreadableSample:
             return torch.full((side, side, 3), 128, dtype=torch.uint8)
         return center_square(image, side)
 
-    # The snapshots
+    # Snapshots
 
     @property
-    def epochs(self) -> list[int]:
-        """Epochs after which a snapshot was taken, rising."""
-        names = (path.stem for path in self.journal.snapshots.glob("epoch-*.pt"))
-        return sorted(int(n[6:]) for n in names if n[6:].isdecimal() and len(n) >= 10)
+    def snapshot_epochs(self) -> list[int]:
+        """Epochs after which a snapshot was taken, in rising order."""
+        names = (path.stem for path in self.directory.snapshots.glob("epoch-*.pt"))
+        return sorted(int(name[6:]) for name in names if re.fullmatch(r"epoch-\d{4,}", name))
 
-    def snapshot(self, epoch: int) -> Path:
-        return self.journal.snapshots / f"epoch-{epoch:04d}.pt"
+    def snapshot_path(self, epoch: int) -> Path:
+        """The file of the snapshot after an epoch."""
+        return self.directory.snapshots / f"epoch-{epoch:04d}.pt"
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 (a run lives as long as the page that shows it)
-    def moment(self, epoch: int) -> Snapshot:
-        """The snapshot after an epoch."""
-        if epoch not in self.epochs:
-            known = ", ".join(map(str, self.epochs)) or "none"
-            raise MissingData(f"{self.folder}: no snapshot after epoch {epoch}; there are {known}")
+    def snapshot(self, epoch: int) -> Snapshot:
+        """The snapshot after an epoch, with the images of the newest snapshot."""
+        epochs = self.snapshot_epochs
+        if epoch not in epochs:
+            available = ", ".join(map(str, epochs)) or "none"
+            raise MissingData(
+                f"{self.folder}: no snapshot after epoch {epoch}; there are {available}"
+            )
+        path = self.snapshot_path(epoch)
         try:
-            state = checkpoint.read(self.snapshot(epoch))
+            state = checkpoint.read(path)
         except ValueError as error:
             raise MissingData(f"{error}; move it away to see the others") from None
         features = F.normalize(state["features"].float(), dim=1)
         if not features.isfinite().all():
             raise MissingData(
-                f"{self.snapshot(epoch)}: not all features are numbers, so the run diverged; begin "
-                f"another with a lower --optim.lr, or move this file away to see the others"
+                f"{path}: not all features are numbers, so the run diverged; start another with a "
+                f"lower --optim.lr, or move this file away to see the others"
             )
-        indices, last = state["indices"], self.epochs[-1]
-        if epoch != last and not torch.equal(indices, self.moment(last).indices):
+        indices = state["indices"]
+        newest = indices if epoch == epochs[-1] else self.snapshot(epochs[-1]).indices
+        if not torch.equal(indices, newest):  # images became readable or unreadable meanwhile
             rows = {index: row for row, index in enumerate(indices.tolist())}
-            indices = self.moment(last).indices  # images became readable or unreadable meanwhile
-            if not set(indices.tolist()) <= set(rows):
-                raise MissingData(f"{self.snapshot(epoch)}: of other images than later ones")
-            features = features[[rows[index] for index in indices.tolist()]]
-        return Snapshot(epoch, indices, features)
-
-    def some_epochs(self, count: int = 0) -> list[int]:
-        """All epochs with snapshots, or `count` of them from the first to the last."""
-        epochs = self.epochs
-        if not epochs:
-            raise MissingData(
-                f"{self.folder}: no snapshots; they are taken while training, with "
-                f"--train.snapshots 6"
-            )
-        if not count or count >= len(epochs):
-            return epochs
-        at = {round(i * (len(epochs) - 1) / max(1, count - 1)) for i in range(count)}
-        return [epochs[i] for i in sorted(at)]
-
-    def chosen_epochs(self, wish: Sequence[int], count: int) -> list[int]:
-        """The epochs that a person asked for, or else `count` of those with snapshots."""
-        if not wish:
-            return self.some_epochs(count)
-        return [self.moment(epoch).epoch for epoch in wish]
-
-    def neighbors(
-        self, epoch: int, count: int
-    ) -> tuple[Int[Tensor, "n count"], Float[Tensor, "n count"]]:
-        """The nearest others of each image inside the probe: (rows of the probe, similarity)."""
-        unit = self.moment(epoch).features
-        count = min(count, len(unit) - 1)
-        return nearest_neighbors(unit, unit, count, leave_out=torch.arange(len(unit)))
+            if not set(newest.tolist()) <= set(rows):
+                raise MissingData(f"{path}: of other images than later snapshots")
+            features = features[[rows[index] for index in newest.tolist()]]
+        return Snapshot(epoch, newest, features)
 
     @property
     def labels(self) -> Int[Tensor, " n"] | None:
-        """Labels of the probe, where any of it has one (-1 is unknown)."""
-        if self.source.labels is None or not self.epochs:
+        """Labels of the snapshot images (-1 is unknown); None if none of them has one."""
+        if self.source.labels is None or not self.snapshot_epochs:
             return None
-        labels = self.source.labels[self.moment(self.epochs[-1]).indices]
+        labels = self.source.labels[self.snapshot(self.snapshot_epochs[-1]).indices]
         return labels if bool((labels >= 0).any()) else None
-
-    def pure(self, epoch: int, count: int = 10) -> Float[Tensor, " n"]:
-        """Share of each probe image's nearest others that have its label."""
-        labels = self.labels
-        if labels is None:
-            raise MissingData(f"{self.folder}: no labels, so no purity")
-        near, _ = self.neighbors(epoch, count)
-        return ((labels[near] == labels[:, None]) & (labels[:, None] >= 0)).float().mean(1)
-
-    def clusters(self) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
-        """The assignment that `evaluate cluster` stored: (cluster, image of the source)."""
-        path = self.journal.results / "cluster.npz"
-        count = "" if self.source.labeled else " --clusters 10"
-        type_this = f"type: meanshift evaluate cluster {self.folder}{count}"
-        try:
-            with path.open("rb") as file, np.load(file) as held:
-                assigned, titles = torch.from_numpy(held["assigned"]), held["image"]
-        except FileNotFoundError:
-            raise MissingData(f"{self.folder}: not clustered yet; {type_this}") from None
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-            raise MissingData(f"{path}: cannot be read ({error}); {type_this}") from None
-        place = {self.source.title(i): i for i in range(len(self.source))}
-        if not all(str(title) in place for title in titles):
-            raise MissingData(f"{path}: of other images than the run's; {type_this}")
-        return assigned, torch.tensor([place[str(title)] for title in titles])
 
 
 def open_runs(folders: Sequence[Path | str], *, data: str | None = None) -> list[Run]:
-    """Several runs, each with a name of its own: folders of one name get their parent's as well."""
-    each = {Path(folder).resolve(): Path(folder) for folder in folders}
-    others = [p for p in each.values() if p.is_dir() and not (p / "config.json").exists()]
-    if len(others) < len(each):  # as in runs/*, where figures of several runs may lie too
+    """Open several runs; those whose folders have the same name get the parent's name as well."""
+    unique = {Path(folder).resolve(): Path(folder) for folder in folders}
+    others = [p for p in unique.values() if p.is_dir() and not (p / "config.json").exists()]
+    if len(others) < len(unique):  # as in runs/*, where a folder of figures may lie too
         for other in others:
             warnings.warn(f"{other}: not a run directory, left out", stacklevel=2)
-            del each[other.resolve()]
-    runs = [Run(folder, data=data) for folder in each.values()]
+            del unique[other.resolve()]
+    runs = [Run(folder, data=data) for folder in unique.values()]
     for run in runs:
         if sum(other.folder.resolve().name == run.folder.resolve().name for other in runs) > 1:
             run.name = "/".join(run.folder.resolve().parts[-2:])
     return runs
 
 
-def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """The settings in which runs differ, with the value of each run."""
+def differing_settings(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """The settings in which runs differ, with the value of each run (None: it has no such one)."""
     first = runs[0].config
-    names = {name: None for run in runs for name in differences(first, run.config)}
-    told = {name: [_setting(run, name) for run in runs] for name in names}
-    return {n: values for n, values in told.items() if n == "data.source" or n not in RESUME_SAFE}
-
-
-def _setting(run: Run, name: str) -> Any:
-    group, _, field = name.partition(".")
-    return getattr(getattr(run.config, group), field)
+    names = dict.fromkeys(name for run in runs for name in differences(first, run.config))
+    groups = [run.config.to_dict() for run in runs]
+    differing = {}
+    for name in names:
+        group, _, field = name.partition(".")
+        if name == "data.source" or name not in RESUME_SAFE:
+            differing[name] = [settings[group].get(field) for settings in groups]
+    return differing
 
 
 def is_number(value: Any) -> bool:
+    """Whether a value of a JSON file is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)

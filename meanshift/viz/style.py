@@ -1,45 +1,46 @@
-"""One look for all figures and pages: colors, type, mosaics, and files that are made alike."""
+"""The look of all figures: colors, fonts, mosaics of images, and the files they are written to."""
 
 from __future__ import annotations
 
-import itertools
-import statistics
 import warnings
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meanshift.runtime.run_directory import atomic_writer
+from meanshift.runtime.extras import require
+from meanshift.runtime.files import atomic_writer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-INK, QUIET, RULE, PAPER = "#1f2430", "#5d6575", "#d9dde5", "#ffffff"
+INK = "#1f2430"
+QUIET = "#5d6575"
+RULE = "#d9dde5"
+PAPER = "#ffffff"
 ALARM = "#b3261e"
 COLORS = (
     "#2f6fde", "#e0662b", "#2a9d6f", "#c23a6b", "#8a5bd0",
     "#a8780a", "#1794a8", "#8c5a3c", "#d957b9", "#7a8a1f",
 )  # fmt: skip
-"""Ten that differ in lightness as well as in hue; the pages have the same."""
+"""Ten colors that differ in lightness as well as in hue; style.css has the same."""
 DPI = 160
-ASSETS = Path(__file__).parent / "assets"
 
 
 def figure(width: float, height: float) -> Figure:
-    """An empty figure in inches, without the global state of pyplot."""
+    """An empty figure of a size in inches, without the global state of pyplot."""
+    require("matplotlib", extra="report", what="figures")
     from matplotlib.figure import Figure
 
-    style()
+    apply_style()
     return Figure(figsize=(width, height), facecolor=PAPER, layout="constrained")
 
 
-def style() -> None:
-    """Type and lines of every figure."""
+def apply_style() -> None:
+    """Set the fonts, lines and colors of every figure."""
     import matplotlib
     from cycler import cycler
 
@@ -75,32 +76,33 @@ def style() -> None:
     )
 
 
-def pixels_of(image_size: int) -> tuple[int, int]:
-    """(side, scale) at which a small image is drawn: about 64 pixels, never between pixels."""
-    side = min(64, image_size)
-    return side, max(1, 64 // side)
-
-
 def sheet(
     image: NDArray[np.uint8], *, left: int = 8, top: int = 8, right: int = 8, bottom: int = 8
 ) -> tuple[Figure, Axes]:
     """A figure that shows an image pixel for pixel between margins; its units are pixels."""
     height, width = image.shape[:2]
-    wide, high = left + width + right, top + height + bottom
-    drawn = figure(wide / DPI, high / DPI)
+    total_width = left + width + right
+    total_height = top + height + bottom
+    drawn = figure(total_width / DPI, total_height / DPI)
     drawn.set_layout_engine("none")
-    axes = drawn.add_axes((left / wide, bottom / high, width / wide, height / high))
-    extent = (0, width, height, 0)
-    axes.imshow(image, interpolation="nearest", aspect="auto", extent=extent)
+    axes = drawn.add_axes(
+        (
+            left / total_width,
+            bottom / total_height,
+            width / total_width,
+            height / total_height,
+        )
+    )
+    axes.imshow(image, interpolation="nearest", aspect="auto", extent=(0, width, height, 0))
     axes.axis("off")
     axes.set_autoscale_on(False)
     return drawn, axes
 
 
-def short(name: str, most: int = 18) -> str:
-    """A name that fits beside an image."""
-    name = " ".join(name.encode("utf-8", "replace").decode().split())
-    return name if len(name) <= most else name[: most - 1] + "…"
+def cell_size(image_size: int) -> tuple[int, int]:
+    """(side, scale) at which an image is shown in a mosaic: about 64 pixels, a whole multiple."""
+    side = min(64, image_size)
+    return side, max(1, 64 // side)
 
 
 def mosaic(
@@ -108,20 +110,25 @@ def mosaic(
 ) -> NDArray[np.uint8]:
     """Rows of square images of one side as one image on white; None leaves a cell empty.
 
-    Cell (row, column) begins at pixel `(side * scale + gap) * (row, column)`.
+    Cell (row, column) starts at pixel `(side * scale + gap) * (row, column)`.
     """
     side = next(cell.shape[0] for row in cells for cell in row if cell is not None) * scale
-    height, width = len(cells), max(map(len, cells))
-    sheet = np.full(
-        (height * (side + gap) - gap, width * (side + gap) - gap, 3), 255, dtype=np.uint8
-    )
+    pitch = side + gap
+    height = len(cells) * pitch - gap
+    width = max(map(len, cells)) * pitch - gap
+    image = np.full((height, width, 3), 255, dtype=np.uint8)
     for r, row in enumerate(cells):
         for c, cell in enumerate(row):
             if cell is not None:
-                top, left = r * (side + gap), c * (side + gap)
-                big = np.repeat(np.repeat(cell, scale, 0), scale, 1)
-                sheet[top : top + side, left : left + side] = big
-    return sheet
+                enlarged = np.repeat(np.repeat(cell, scale, 0), scale, 1)
+                image[r * pitch : r * pitch + side, c * pitch : c * pitch + side] = enlarged
+    return image
+
+
+def shorten(name: str, length: int = 18) -> str:
+    """A name of at most `length` characters on one line."""
+    name = " ".join(name.encode("utf-8", "replace").decode().split())
+    return name if len(name) <= length else name[: length - 1] + "…"
 
 
 def save(
@@ -132,41 +139,15 @@ def save(
     text: str,
     suffixes: Sequence[str] = (".png", ".svg"),
 ) -> list[Path]:
-    """Write PNG and SVG; both carry their title and a text for those who cannot see them."""
+    """Write PNG and SVG; both contain the title and a description for those who cannot see them."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    left_out = {".png": "Software", ".svg": "Date"}  # the same figure gives the same file
     files = []
-    about = {"Title": title, "Description": text}
     for suffix in suffixes:
-        told = {**about, {".png": "Software", ".svg": "Date"}[suffix]: None}
+        metadata = {"Title": title, "Description": text, left_out[suffix]: None}
         target = path.with_name(path.name + suffix)
         with atomic_writer(target, shared=True) as file, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph")  # of scripts that the font lacks
-            drawn.savefig(file, format=suffix[1:], dpi=DPI, metadata=told)
+            drawn.savefig(file, format=suffix[1:], dpi=DPI, metadata=metadata)
         files.append(target)
     return files
-
-
-def page(template: str, **given: Any) -> str:
-    """A page of `assets/`, whole in itself: styles and scripts are written into it."""
-    import jinja2
-
-    place = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(ASSETS), autoescape=True, undefined=jinja2.StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    given |= {"version": metadata.version("meanshift")}
-    return place.get_template(template).render(
-        asset=lambda name: (ASSETS / name).read_text(), **given
-    )
-
-
-def thinned(
-    x: Sequence[float], y: Sequence[float], *, most: int = 400
-) -> tuple[list[float], list[float]]:
-    """At most so many points of a curve, each the mean of its stretch; ends are kept."""
-    if len(x) > most:
-        edges = np.linspace(0, len(x), most + 1).astype(int)
-        parts = [slice(a, b) for a, b in itertools.pairwise(edges)]
-        x = [x[0], *(statistics.fmean(x[p]) for p in parts[1:-1]), x[-1]]
-        y = [y[0], *(statistics.fmean(y[p]) for p in parts[1:-1]), y[-1]]
-    return [round(value, 3) for value in x], [float(f"{value:.5g}") for value in y]

@@ -1,7 +1,7 @@
-"""Maps of the probe: t-SNE of every snapshot, each begun where the one before it ended.
+"""Maps of the snapshot images: t-SNE of every snapshot, each started from the one before.
 
-So that points move and do not jump. An earlier map shapes a later one and never the reverse: no
-structure of the trained network can leak into the image of the untrained one.
+So points move and do not jump. Earlier maps influence later ones and never the reverse: no
+structure of the trained encoder can leak into the map of the untrained one.
 """
 
 from __future__ import annotations
@@ -17,110 +17,127 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from meanshift.runtime import rng
-from meanshift.runtime.run_directory import atomic_writer
+from meanshift.runtime.extras import require
+from meanshift.runtime.files import atomic_writer
+from meanshift.viz.analysis import select_epochs
 from meanshift.viz.run_reader import MissingData, Run
 
-_DRAWN = 1  # raised when a map would come out otherwise, so that older files are not met again
+_VERSION = 1
+"""raised when maps come out differently, so that files of older versions are not read"""
 
 
 @dataclass(frozen=True)
 class EpochMap:
-    """Where the points of the probe lie after an epoch; all maps of a run share one scale."""
+    """The points of the snapshot images after an epoch; all maps of a run share one scale."""
 
     epoch: int
     rows: Int[Tensor, " n"]
-    """which rows of the probe are drawn"""
+    """rows of the snapshot that the points belong to"""
     points: Float[Tensor, "n 2"]
 
 
-def draw_maps(
-    run: Run, *, most: int = 2000, told: Callable[[int, int], None] | None = None
+def tsne_maps(
+    run: Run, *, max_points: int = 2000, progress: Callable[[int, int], None] | None = None
 ) -> list[EpochMap]:
-    """A map for each snapshot of a run, of `most` images at the most; kept in `RUN/maps/`."""
-    epochs = run.some_epochs()
+    """A t-SNE map of each snapshot of a run, cached in `RUN/maps/`.
+
+    `progress` is called with (maps done, maps in all).
+    """
+    epochs = select_epochs(run)
     maps = []
-    for done, one in enumerate(_chain(run, epochs, most)):
-        maps.append(one)
-        if told is not None:
-            told(done + 1, len(epochs))
-    return _framed(maps)
+    for epoch_map in _chain(run, epochs, max_points):
+        maps.append(epoch_map)
+        if progress is not None:
+            progress(len(maps), len(epochs))
+    return _rescale(maps)
 
 
-def flat_maps(run: Run, *, most: int = 2000) -> list[EpochMap]:
-    """The same, at once: each snapshot's two principal directions, turned to fit the one before."""
-    maps, before = list[EpochMap](), None
-    for epoch in run.some_epochs():
-        features = run.moment(epoch).features
-        rows = _drawn(run, most)
-        points = _principal(features[rows])
+def principal_maps(run: Run, *, max_points: int = 2000) -> list[EpochMap]:
+    """A quick map of each snapshot: its two principal components, rotated to fit the one before."""
+    epochs = select_epochs(run)
+    rows = _rows(run, max_points)
+    maps = list[EpochMap]()
+    previous: Tensor | None = None
+    for epoch in epochs:
+        points = _principal_components(run.snapshot(epoch).features[rows])
         points = points / points.abs().max().clamp(min=1e-12)
-        before = points if before is None else _turned(points, before)
-        maps.append(EpochMap(epoch, rows, before))
-    return _framed(maps)
+        previous = points if previous is None else _align(points, previous)
+        maps.append(EpochMap(epoch, rows, previous))
+    return _rescale(maps)
 
 
-def _framed(maps: list[EpochMap]) -> list[EpochMap]:
-    """All maps in one frame: the square from -1 to 1 around all of their points."""
-    every = torch.cat([one.points for one in maps])
+def _rescale(maps: list[EpochMap]) -> list[EpochMap]:
+    """Scale all maps alike, so that all of their points fit the square from -1 to 1."""
+    every = torch.cat([epoch_map.points for epoch_map in maps])
     low, high = every.amin(0), every.amax(0)
-    middle, reach = (low + high) / 2, ((high - low).max() / 2).clamp(min=1e-12)
+    middle = (low + high) / 2
+    reach = ((high - low).max() / 2).clamp(min=1e-12)
     return [EpochMap(one.epoch, one.rows, (one.points - middle) / reach) for one in maps]
 
 
-def _chain(run: Run, epochs: list[int], most: int) -> Iterator[EpochMap]:
-    rows, before, key = _drawn(run, most), None, str(_DRAWN)
+def _chain(run: Run, epochs: list[int], max_points: int) -> Iterator[EpochMap]:
+    rows = _rows(run, max_points)
     if len(rows) < 5:
-        raise MissingData(f"{run.folder}: a map needs 5 images or more, the probe has {len(rows)}")
+        raise MissingData(
+            f"{run.folder}: a map needs 5 images or more, the snapshots have {len(rows)}"
+        )
+    previous: Tensor | None = None
+    key = str(_VERSION)
     for epoch in epochs:
-        features = run.moment(epoch).features[rows]
+        features = run.snapshot(epoch).features[rows]
         key = hashlib.sha256(key.encode() + features.numpy().tobytes()).hexdigest()[:16]
         path = run.folder / "maps" / f"{key}.npy"
         try:
             points = torch.from_numpy(np.load(path))
         except (OSError, ValueError):
-            points = _tsne(features, before)
+            points = _tsne(features, previous)
             path.parent.mkdir(exist_ok=True)
             with atomic_writer(path, shared=True) as file:
                 np.save(file, points.numpy())
         yield EpochMap(epoch, rows, points)
-        before = points
+        previous = points
 
 
-def _drawn(run: Run, most: int) -> Int[Tensor, " n"]:
-    size = len(run.moment(run.epochs[-1]).indices)
-    return rng.choice(0, size, most, rng.PROBE)
+def _rows(run: Run, max_points: int) -> Int[Tensor, " n"]:
+    size = len(run.snapshot(run.snapshot_epochs[-1]).indices)
+    return rng.choice(0, size, max_points, rng.PROBE)
 
 
-def _tsne(features: Tensor, before: Tensor | None) -> Float[Tensor, "n 2"]:
+def _tsne(features: Tensor, previous: Tensor | None) -> Float[Tensor, "n 2"]:
+    require("sklearn", extra="report", what="t-SNE maps")
     from sklearn.manifold import TSNE
 
-    if before is None:  # small, as scikit-learn scales its own start
-        start, pull, turns = _principal(features), 12.0, 500
-        start = 1e-4 * start / start[:, 0].std().clamp(min=1e-12)
-    else:  # a gentle pull: a strong one would draw every point through the middle again
-        start, pull, turns = before, 2.0, 400
+    if previous is None:  # small, as scikit-learn scales its own start
+        components = _principal_components(features)
+        start = 1e-4 * components / components[:, 0].std().clamp(min=1e-12)
+        exaggeration = 12.0
+        iterations = 500
+    else:  # a strong exaggeration would pull every point through the middle again
+        start = previous
+        exaggeration = 2.0
+        iterations = 400
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of identical rows: they are drawn on one spot
-        made = TSNE(
+        warnings.simplefilter("ignore")  # of identical rows: they get the same point
+        embedding = TSNE(
             init=start.numpy(),
-            early_exaggeration=pull,
-            max_iter=turns,
+            early_exaggeration=exaggeration,
+            max_iter=iterations,
             perplexity=min(30.0, (len(features) - 1) / 3),
             random_state=0,
         ).fit_transform(features.numpy())
-    points = torch.from_numpy(made)
+    points = torch.from_numpy(embedding)
     points = points - points.mean(0)
-    return points if before is None else _turned(points, before)
+    return points if previous is None else _align(points, previous)
 
 
-def _principal(features: Tensor) -> Float[Tensor, "n 2"]:
+def _principal_components(features: Tensor) -> Float[Tensor, "n 2"]:
     centered = features - features.mean(0)
-    left, size, _ = torch.linalg.svd(centered, full_matrices=False)
-    points = left[:, :2] * size[:2]
+    left, singular_values, _ = torch.linalg.svd(centered, full_matrices=False)
+    points = left[:, :2] * singular_values[:2]
     return torch.nn.functional.pad(points, (0, 2 - points.shape[1]))
 
 
-def _turned(points: Tensor, before: Tensor) -> Tensor:
-    """The rotation or reflection of a map that comes nearest to the one before."""
-    left, _, right = torch.linalg.svd(points.T @ before)
+def _align(points: Tensor, previous: Tensor) -> Tensor:
+    """The rotation or reflection of a map that is nearest to the previous map."""
+    left, _, right = torch.linalg.svd(points.T @ previous)
     return torch.mm(points, torch.mm(left, right))

@@ -305,7 +305,7 @@ def test_evaluate_refuses_a_senseless_k(call, trained, k):
     assert code == 2 and k in err
 
 
-@pytest.mark.filterwarnings("always:.*not a whole meanshift file")
+@pytest.mark.filterwarnings("always:.*not a complete meanshift file")
 def test_evaluate_says_when_the_newest_checkpoint_is_cut(call, trained):
     newest = max((trained / "checkpoints").iterdir())
     newest.write_bytes(newest.read_bytes()[:100])

@@ -161,8 +161,8 @@ def test_fingerprints_see_other_images_and_other_labels(tmp_path, photos):
         source = open_one(f"hf:{tmp_path / name}")
         assert (source.fingerprint() == first.fingerprint()) == (name == "same")
         parquet_of(dataset_of(photos, **more), tmp_path / f"{name}.parquet")
-        assert source.contents() != first.contents()
-    one, *others = (open_one(f"hf+stream:{tmp_path / name}.parquet").contents() for name in kinds)
+        assert source.content_fingerprint() != first.content_fingerprint()
+    one, *others = (open_one(f"hf+stream:{tmp_path / name}.parquet").content_fingerprint() for name in kinds)
     assert one not in others
 
 
@@ -199,7 +199,7 @@ def test_splits_by_the_names_of_files_and_folders(tmp_path, photos, kind):
     assert [(split, len(source)) for split, source in splits.items()] == [
         ("train", 5), ("val", 2), ("test", 1)
     ]  # fmt: skip
-    assert_same_images(splits["train"], FolderSource(photos).take(torch.arange(5)))
+    assert_same_images(splits["train"], FolderSource(photos).subset(torch.arange(5)))
 
 
 @pytest.mark.parametrize("kind", ["hf", "hf+stream"])
@@ -320,7 +320,7 @@ def test_the_window_follows_the_size_of_the_row_groups(parquet, monkeypatch):
 
 def test_a_cut_of_a_stream_keeps_to_its_row_groups(parquet):
     source = open_one(f"hf+stream:{parquet}")
-    cut = source.take(torch.arange(0, 13, 3))
+    cut = source.subset(torch.arange(0, 13, 3))
     kept = [index for index in source.order(1, 1).tolist() if index % 3 == 0]
     assert cut.indices[cut.order(1, 1)].tolist() == kept
 

@@ -244,10 +244,10 @@ def test_fingerprints_tell_stores_apart(tmp_path, make_images):
 def test_contents_change_when_the_store_is_written_anew(tmp_path, make_images):
     root = make_images(tmp_path / "photos", {"": 2})
     source = packed(root, tmp_path / "out")["train"]
-    before, known = source.fingerprint(), source.contents()
-    assert source.contents() == known
+    before, known = source.fingerprint(), source.content_fingerprint()
+    assert source.content_fingerprint() == known
     os.utime(tmp_path / "out" / "train.bin", (1, 1))
-    assert source.contents() != known and source.fingerprint() == before
+    assert source.content_fingerprint() != known and source.fingerprint() == before
 
 
 def _read_elsewhere(source, pipe):
@@ -257,7 +257,7 @@ def _read_elsewhere(source, pipe):
 def test_a_worker_maps_the_file_itself(tmp_path, make_images):
     root = make_images(tmp_path / "photos", {"a": 30, "b": 30}, size=(80, 80))
     source = packed(root, tmp_path / "out")["train"]
-    source.classes, source.labels = ["b", "a"], 1 - source.labels  # as `same_classes` does
+    source.classes, source.labels = ["b", "a"], 1 - source.labels  # as `match_classes` does
     assert len(pickle.dumps(source)) < 10_000 < len(source.pixels)
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")

@@ -249,11 +249,11 @@ def test_fingerprints_follow_names_and_labels_and_contents_the_bytes(tmp_path, p
     tar_of(path, [(held[0][0][0], held[1][0][1]), held[0][1]])
     other = open_one(path)
     assert other.fingerprint() == before.fingerprint()
-    assert other.contents() != before.contents()
+    assert other.content_fingerprint() != before.content_fingerprint()
     tar_of(path, [held[0][0], (held[0][1][0], b"zebra"), *held[1]])
     assert open_one(path).fingerprint() != before.fingerprint()
     moved = shutil.copytree(tmp_path, tmp_path / "moved") / "x.tar"
-    assert open_one(moved).contents() == open_one(path).contents()
+    assert open_one(moved).content_fingerprint() == open_one(path).content_fingerprint()
 
 
 # The index
@@ -277,7 +277,7 @@ def test_a_shard_is_walked_once_and_again_when_it_changes(sharded, photos, walks
     assert walks == [f"photos-00{number}.tar" for number in range(3)]
     again = open_one(sharded)
     assert len(walks) == 3
-    assert (titles(again), again.contents()) == (titles(first), first.contents())
+    assert (titles(again), again.content_fingerprint()) == (titles(first), first.content_fingerprint())
     assert torch.equal(again.labels, first.labels)
     assert_same_images(again, first)
     tar_of(sharded / "photos-001.tar", list(samples(photos))[6])
@@ -327,7 +327,7 @@ def test_the_whole_images_before_a_cut_are_used(sharded, photos, where):
     with pytest.warns(UserWarning, match=r"1 shards are cut short or damaged.*photos-000\.tar"):
         source = open_one(sharded)
     assert len(source) == 6
-    expected = FolderSource(photos).take(torch.tensor([0, 1, 3, 4, 5, 6]))
+    expected = FolderSource(photos).subset(torch.tensor([0, 1, 3, 4, 5, 6]))
     assert_same_images(source, expected)
     with pytest.warns(UserWarning, match="cut short"):  # the kept index says it too
         open_one(sharded)
@@ -582,12 +582,12 @@ def test_an_order_by_blocks_needs_few_blocks_at_a_time_and_mixes_them():
 def test_a_cut_of_blocks_keeps_the_order_of_the_whole():
     source = Blocks([10] * 12, 3)
     indices = rng.choice(1, 120, 50, rng.SPLIT).flip(0)
-    cut = source.take(indices)
+    cut = source.subset(indices)
     order = cut.order(5, 2)
     assert order.sort().values.tolist() == list(range(50))
     kept = [index for index in source.order(5, 2).tolist() if index in set(indices.tolist())]
     assert indices[order].tolist() == kept
-    again = cut.take(torch.arange(0, 50, 2))
+    again = cut.subset(torch.arange(0, 50, 2))
     assert again.blockwise
     assert again.indices[again.order(5, 2)].tolist() == [i for i in order.tolist() if i % 2 == 0]
 
@@ -595,7 +595,7 @@ def test_a_cut_of_blocks_keeps_the_order_of_the_whole():
 def test_other_orders_stay_what_they_were(photos):
     source = FolderSource(photos)
     assert torch.equal(source.order(3, 1), rng.permutation(3, 1, 7))
-    assert torch.equal(source.take(torch.tensor([5, 1, 2])).order(3, 1), rng.permutation(3, 1, 3))
+    assert torch.equal(source.subset(torch.tensor([5, 1, 2])).order(3, 1), rng.permutation(3, 1, 3))
 
 
 # A run

@@ -9,14 +9,14 @@ import pytest
 import torch
 from PIL import Image
 
-from meanshift.data import open_source, split_off, transfer_datasets
+from meanshift.data import open_source, stratified_split, transfer_datasets
 from meanshift.data.arrays import ArraySource
 from meanshift.data.transfer_datasets import (
     NAMES,
-    TABLE,
+    DATASETS,
     DatasetNotFound,
     open_task,
-    task_of,
+    task_from_source,
     validation,
 )
 from meanshift.runtime import rng
@@ -64,7 +64,7 @@ def test_the_right_images_are_in_the_right_parts(name, make, tmp_path):
         assert Counter(label for label, _ in found[part]) == dict.fromkeys(range(3), count)
         if name in GIVEN or (part == "test" and name not in CUT):
             assert {serial for _, serial in found[part]} == set(SERIES[part])
-    assert (task.name, task.title, task.measure) == (name, TABLE[name].title, TABLE[name].measure)
+    assert (task.name, task.title, task.metric) == (name, DATASETS[name].title, DATASETS[name].metric)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -81,12 +81,12 @@ def test_a_seed_is_a_draw_and_what_is_given_is_not_drawn(name, make, tmp_path):
 @pytest.mark.parametrize("name", FILES)
 def test_a_cache_of_features_sees_an_image_that_was_written_anew(name, make, tmp_path):
     make(name)
-    before = [part.contents() for part in parts_of(open_task(name, tmp_path))]
-    assert before == [part.contents() for part in parts_of(open_task(name, tmp_path))]
+    before = [part.content_fingerprint() for part in parts_of(open_task(name, tmp_path))]
+    assert before == [part.content_fingerprint() for part in parts_of(open_task(name, tmp_path))]
     assert len(set(before)) == 3
     for path in tmp_path.rglob("*.jpg"):
         Image.open(path).rotate(90).save(path, quality=50)
-    after = [part.contents() for part in parts_of(open_task(name, tmp_path))]
+    after = [part.content_fingerprint() for part in parts_of(open_task(name, tmp_path))]
     assert not set(before) & set(after)
 
 
@@ -137,9 +137,9 @@ def test_small_images_may_come_as_arrays(name, make, tmp_path, monkeypatch):
         arrays |= {key: arrays[key][order] for key in ("x_train", "y_train")}
     np.savez(tmp_path / f"{name}.npz", **{**arrays, "x_test": arrays["x_test"][:1]})
     assert open_task(name, tmp_path).train.classes == names  # the folder goes before the file
-    for file in (tmp_path / TABLE[name].folder).iterdir():
+    for file in (tmp_path / DATASETS[name].folder).iterdir():
         file.unlink()
-    (tmp_path / TABLE[name].folder).rmdir()
+    (tmp_path / DATASETS[name].folder).rmdir()
     with pytest.raises(ValueError, match=rf"{name}: .*{name}\.npz is damaged or not whole"):
         open_task(name, tmp_path)
     np.savez(tmp_path / f"{name}.npz", **arrays)
@@ -147,7 +147,7 @@ def test_small_images_may_come_as_arrays(name, make, tmp_path, monkeypatch):
     for one, other in zip(parts_of(by_folder), parts_of(by_file), strict=True):
         assert codes(one) == codes(other)
         assert torch.equal(one.labels, other.labels)
-    monkeypatch.setitem(TABLE, name, replace(TABLE[name], sizes=(17, 6, 12)))
+    monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], sizes=(17, 6, 12)))
     with pytest.raises(ValueError, match=r"got 18 / 6 / 12 .* need 17 / 6 / 12"):
         open_task(name, tmp_path)
     np.savez(tmp_path / f"{name}.npz", x_train=arrays["x_train"], y_train=arrays["y_train"])
@@ -182,7 +182,7 @@ def test_what_is_not_there_says_what_to_get_and_where_to_put_it(name, tmp_path):
         message, (archive, site, folder) = str(caught.value), PLACES[name]
         assert message.startswith(f"{name}: ") and "\n" not in message
         assert archive in message and site in message
-        assert f"{root / folder} holds {TABLE[name].holds}" in message
+        assert f"{root / folder} holds {DATASETS[name].holds}" in message
         assert (f"{name}.npz" in message) == name.startswith("cifar")
         assert not list(tmp_path.iterdir())
 
@@ -196,13 +196,13 @@ def test_what_is_none_of_the_ten_is_told_the_ten(tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_copy_of_another_size_is_refused_with_both_sizes(name, make, tmp_path):
-    make(name, sizes=TABLE[name].sizes, classes=TABLE[name].classes)
-    need = " / ".join(f"{size:,}" for size in TABLE[name].sizes)
+    make(name, sizes=DATASETS[name].sizes, classes=DATASETS[name].classes)
+    need = " / ".join(f"{size:,}" for size in DATASETS[name].sizes)
     with pytest.raises(ValueError, match="not whole") as caught:
         open_task(name, tmp_path)
     assert not isinstance(caught.value, DatasetNotFound)
     got = "got 18 / 6 / 12 images (train / val / test) of 3 / 3 / 3 classes"
-    assert f"{name}: {got}, need {need} of {TABLE[name].classes}: " in str(caught.value)
+    assert f"{name}: {got}, need {need} of {DATASETS[name].classes}: " in str(caught.value)
     assert str(tmp_path / PLACES[name][2]) in str(caught.value)
     assert PLACES[name][0] in str(caught.value)
 
@@ -259,7 +259,7 @@ def test_a_list_that_is_torn_or_gone_is_damage(name, file, harm, make, tmp_path)
 
 def test_an_empty_folder_is_damage(tmp_path):
     for name in NAMES:
-        (tmp_path / TABLE[name].folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / DATASETS[name].folder).mkdir(parents=True, exist_ok=True)
         with pytest.raises(ValueError, match="is damaged or not whole; get") as caught:
             open_task(name, tmp_path)
         assert not isinstance(caught.value, DatasetNotFound)
@@ -304,7 +304,7 @@ def mixed(sizes):
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_the_rules_give_the_papers_sizes(name):
-    entry, labels = TABLE[name], mixed(WHOLE[name])
+    entry, labels = DATASETS[name], mixed(WHOLE[name])
     train, val, test = entry.sizes
     assert len(WHOLE[name]) == entry.classes
     if entry.drawn:
@@ -327,14 +327,14 @@ def test_the_rules_give_the_papers_sizes(name):
 def test_the_table_is_the_papers():
     told = "food101 cifar10 cifar100 sun397 cars aircraft dtd pets caltech101 flowers102"
     assert " ".join(NAMES) == told
-    counts = {name: (TABLE[name].classes, *TABLE[name].sizes) for name in ("dtd", "flowers102")}
+    counts = {name: (DATASETS[name].classes, *DATASETS[name].sizes) for name in ("dtd", "flowers102")}
     assert counts == {"dtd": (47, 1880, 1880, 1880), "flowers102": (102, 1020, 1020, 6149)}
     tests = {"food101": 25_250, "cifar10": 10_000, "cifar100": 10_000, "sun397": 19_850}
     tests |= {"cars": 8_041, "aircraft": 3_333, "pets": 3_669}
-    assert {name: TABLE[name].sizes[2] for name in tests} == tests
-    by_class = {name for name in NAMES if TABLE[name].measure == "mean per class"}
+    assert {name: DATASETS[name].sizes[2] for name in tests} == tests
+    by_class = {name for name in NAMES if DATASETS[name].metric == "mean per class"}
     assert by_class == {"aircraft", "pets", "caltech101", "flowers102"}
-    assert {TABLE[name].measure for name in set(NAMES) - by_class} == {"top-1"}
+    assert {DATASETS[name].metric for name in set(NAMES) - by_class} == {"top-1"}
 
 
 def test_a_draw_is_the_naive_one_and_that_of_every_hold_out():
@@ -350,7 +350,7 @@ def test_a_draw_is_the_naive_one_and_that_of_every_hold_out():
         naive += sorted(members, key=rank)[:take]
     assert drawn.tolist() == sorted(naive)
     toy = ArraySource(np.zeros((50, 2, 2), np.uint8), labels.numpy(), name="toy")
-    for cut, held in zip((rest, drawn), split_off(toy, 0.2, seed=5), strict=True):
+    for cut, held in zip((rest, drawn), stratified_split(toy, 0.2, seed=5), strict=True):
         assert torch.equal(cut, held.indices)
 
 
@@ -378,11 +378,11 @@ def test_a_source_with_three_parts_keeps_them(tmp_path, make_images):
         make_images(tmp_path / part, {"ant": count, "bee": 1, "cat": count})
     (tmp_path / "val" / "bee" / "000.jpg").unlink()
     (tmp_path / "val" / "bee").rmdir()  # so that cats are number 1 there
-    task = task_of("pests", str(tmp_path))
+    task = task_from_source("pests", str(tmp_path))
     assert [len(part) for part in parts_of(task)] == [7, 4, 9]
     assert task.val.labels.tolist() == [0, 0, 2, 2]
     assert task.val.classes == task.test.classes == task.train.classes == ["ant", "bee", "cat"]
-    assert (task.name, task.title, task.measure) == ("pests", "pests", "top-1")
+    assert (task.name, task.title, task.metric) == ("pests", "pests", "top-1")
     assert task.split == "train, val and test as given"
 
 
@@ -390,17 +390,17 @@ def test_a_source_with_three_parts_keeps_them(tmp_path, make_images):
 def test_a_source_with_two_parts_is_judged_by_the_second(judge, tmp_path, make_images):
     make_images(tmp_path / "train", {"ant": 8, "bee": 13})
     make_images(tmp_path / judge, {"ant": 3, "bee": 2})
-    task = task_of("pests", str(tmp_path), seed=1)
+    task = task_from_source("pests", str(tmp_path), seed=1)
     assert [part.labels.bincount().tolist() for part in parts_of(task)] == [[6, 10], [2, 3], [3, 2]]
     titles = [part.title(index) for part in (task.train, task.val) for index in range(len(part))]
     assert sorted(titles) == sorted({*titles}) and len(titles) == 21
     assert task.split == f"validation 20% a class of train, test is its own {judge}, seed 1"
-    other = task_of("pests", str(tmp_path), seed=2)
+    other = task_from_source("pests", str(tmp_path), seed=2)
     assert not torch.equal(task.val.indices, other.val.indices)
 
 
 def test_a_source_with_one_part_is_cut_in_three(tmp_path):
-    task = task_of("toy", save(tmp_path / "toy.npz", train={-1: 4, 0: 12, 1: 8}), seed=1)
+    task = task_from_source("toy", save(tmp_path / "toy.npz", train={-1: 4, 0: 12, 1: 8}), seed=1)
     counts = [part.labels.bincount().tolist() for part in parts_of(task)]
     assert counts == [[8, 5], [2, 1], [2, 2]]  # the unlabeled are left out
     every = [code for part in parts_of(task) for code in codes(part)]
@@ -415,12 +415,12 @@ def test_labels_that_lie_beside_the_images_to_train_on_are_taken(tmp_path, monke
     splits = open_source(save(tmp_path / "toy.npz", **parts))
     as_stl10 = {"train": splits["train"], "test": splits["test"], "labeled": splits["val"]}
     monkeypatch.setattr(transfer_datasets, "open_source", lambda _: as_stl10)
-    counts = [part.labels.bincount().tolist() for part in parts_of(task_of("stl10", "stl10"))]
+    counts = [part.labels.bincount().tolist() for part in parts_of(task_from_source("stl10", "stl10"))]
     assert counts == [[4, 4], [1, 1], [3, 2]]
 
 
 def test_a_part_without_labels_does_not_judge(tmp_path):
-    task = task_of("toy", save(tmp_path / "toy.npz", train={0: 5, 1: 5}, test={-1: 3}))
+    task = task_from_source("toy", save(tmp_path / "toy.npz", train={0: 5, 1: 5}, test={-1: 3}))
     assert [len(part) for part in parts_of(task)] == [6, 2, 2]
 
 
@@ -439,7 +439,7 @@ def test_a_part_without_labels_does_not_judge(tmp_path):
 )
 def test_what_cannot_be_a_task_says_why(parts, message, tmp_path):
     with pytest.raises(ValueError, match=rf"toy\.npz: .*{message}"):
-        task_of("toy", save(tmp_path / "toy.npz", **parts))
+        task_from_source("toy", save(tmp_path / "toy.npz", **parts))
 
 
 def test_the_smallest_tasks_are_tasks(tmp_path):
@@ -448,5 +448,5 @@ def test_the_smallest_tasks_are_tasks(tmp_path):
         ({"train": {0: 3, 1: 2}, "test": {0: 1}}, [4, 1, 1]),
         ({"train": {0: 1, 1: 1}, "val": {0: 1}, "test": {1: 1}}, [2, 1, 1]),
     ):
-        task = task_of("toy", save(tmp_path / "toy.npz", **parts))
+        task = task_from_source("toy", save(tmp_path / "toy.npz", **parts))
         assert [len(part) for part in parts_of(task)] == sizes

@@ -11,7 +11,7 @@ import torch
 from torchvision import models
 
 from meanshift import load_encoder
-from meanshift.models import features
+from meanshift.models import feature_cache
 from meanshift.transforms import eval
 
 TINY = (
@@ -196,10 +196,10 @@ def test_a_full_disk_names_the_file_and_keeps_the_old_result(call, run, monkeypa
     for file in (run / "features").iterdir():
         file.unlink()
 
-    def full(*_):
+    def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(features, "_write", full)
+    monkeypatch.setattr(feature_cache, "atomic_writer", full)
     code, _, err = call("evaluate", "knn", run)
     assert code == 2 and "No space left" in err and "features" in err and "make room" in err
     assert (run / "results" / "knn.json").read_bytes() == before

@@ -484,7 +484,7 @@ def test_the_figures_are_those_of_the_detections(learned):
 
 def test_the_card_and_the_image_are_written_side_by_side(learned):
     judged, train, test, recipe, result = learned
-    name = f"detect-80-at-64-batch-4-rois-16-lr-0.08-{train.place}"
+    name = f"detect-80-at-64-batch-4-rois-16-lr-0.08-{train.folder_name}"
     path = judged.save(result)
     assert path == judged.home / f"results/{name}.json"
     held = json.loads(path.read_text())
@@ -493,7 +493,7 @@ def test_the_card_and_the_image_are_written_side_by_side(learned):
     assert card["protocol"] == name and card["image_size"] == 64
     assert card["sizes"] == {"train": 24, "test": 12} == card["objects"]
     assert card["classes"] == ["lime", "plum"] and card["unreadable"] == 0
-    assert card["data"] == f"{train.place}: VOC 07 trainval, judged on VOC 07 test"
+    assert card["data"] == f"{train.folder_name}: VOC 07 trainval, judged on VOC 07 test"
     assert card["weights"] == fingerprint(backbone()) and card["images"] == {
         "train": train.fingerprint(),
         "test": test.fingerprint(),

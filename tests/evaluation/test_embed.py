@@ -17,7 +17,7 @@ from meanshift.evaluation.embed import embed
 from meanshift.models.encoder import Encoder
 from meanshift.models.features import extract_features
 from meanshift.models.weights import Weights
-from meanshift.runtime import run_directory
+from meanshift.runtime import files
 from meanshift.runtime.device import pick_precision
 
 CPU = torch.device("cpu")
@@ -304,7 +304,7 @@ def test_a_disc_that_fills_up_leaves_nothing_torn(
 
     out = tmp_path / "out" / f"a{suffix}"
     embed(weights, str(photos), tmp_path / f"other{suffix}")  # the features are there already
-    whole_file = run_directory.atomic_writer
+    whole_file = files.atomic_writer
     monkeypatch.setattr(module, "whole_file", lambda path: _Wrapped(whole_file(path), Full))
     with pytest.raises(OSError, match=r"No space left on device.*make room") as caught:
         embed(weights, str(photos), out)

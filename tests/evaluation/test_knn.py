@@ -22,7 +22,6 @@ from meanshift.evaluation.knn import KNNMonitor, knn_accuracy, neighbors, vote
 from meanshift.models.encoder import build_backbone
 from meanshift.models.features import extract_features
 from meanshift.ops.image import normalize
-from meanshift.ops.topk import nearest_neighbors
 
 
 def random_rows(count, dim, seed=0):
@@ -31,11 +30,11 @@ def random_rows(count, dim, seed=0):
 
 def cut(name, count):
     part = open_source("sample")[name]
-    return part.take(torch.arange(0, len(part), len(part) // count))
+    return part.subset(torch.arange(0, len(part), len(part) // count))
 
 
 def pixels_of(source):
-    return source.gather(torch.arange(len(source))).permute(0, 3, 1, 2).float() / 255
+    return source.read_batch(torch.arange(len(source))).permute(0, 3, 1, 2).float() / 255
 
 
 def winner(labels):
@@ -316,51 +315,3 @@ def test_the_monitor_leaves_out_a_k_that_a_tiny_set_cannot_have():
     pixels = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)
     source = ArraySource(pixels, np.arange(12) % 2, name="toy")
     assert KNNMonitor(source, source, image_size=32)(nn.Flatten()) == {"1-NN": 100}
-
-
-# The search
-
-
-def assert_exact(found, similarity, count):
-    slots, best = found
-    expected = similarity.topk(count)
-    torch.testing.assert_close(best, expected.values, atol=1e-5, rtol=1e-5)
-    assert torch.equal(slots, expected.indices)
-
-
-@pytest.mark.parametrize("chunk_bytes", [1, 200_000, 2**24], ids=["tiny", "some", "one"])
-@pytest.mark.parametrize("size", [5, 127, 128, 129, 640, 2560, 2561, 6000])
-def test_search_is_exact(size, chunk_bytes):
-    queries, rows = random_rows(9, 16, 1), random_rows(size, 16, 2)
-    for count in (1, 5):
-        found = nearest_neighbors(queries, rows, count, chunk_bytes=chunk_bytes)
-        assert_exact(found, queries @ rows.T, count)
-
-
-@pytest.mark.parametrize("chunk_bytes", [1, 2**24])
-def test_search_is_exact_when_the_best_share_a_block(chunk_bytes):
-    rows = random_rows(4096, 8, 0)
-    rows[1280:1290] = 10 * torch.ones(8) + torch.arange(10)[:, None]
-    slots, _ = nearest_neighbors(torch.ones(2, 8), rows, 7, chunk_bytes=chunk_bytes)
-    assert slots.tolist() == [list(range(1289, 1282, -1))] * 2
-
-
-@pytest.mark.parametrize("chunk_bytes", [1, 2**24])
-@pytest.mark.parametrize("size", [100, 3000])
-def test_search_leaves_out_a_slot_and_an_id(size, chunk_bytes):
-    queries, rows = random_rows(6, 8, 1), random_rows(size, 8, 2)
-    similarity, ids = queries @ rows.T, torch.arange(size) % 7
-    leave_out = similarity.argmax(1)
-    asked = ids[similarity.topk(2).indices[:, 1]]
-    allowed = similarity.masked_fill(asked[:, None] == ids, -torch.inf)
-    allowed.scatter_(1, leave_out[:, None], -torch.inf)
-    found = nearest_neighbors(
-        queries, rows, 4, leave_out=leave_out, skip=(asked, ids), chunk_bytes=chunk_bytes
-    )
-    assert_exact(found, allowed, 4)
-
-
-def test_search_gives_no_similarity_where_no_row_is_left():
-    rows = random_rows(3, 4)
-    _, best = nearest_neighbors(rows, rows, 5, leave_out=torch.arange(3))
-    assert best.isinf().sum(1).tolist() == [3, 3, 3]

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 from torch import nn
 from torch.nn import functional as F
@@ -253,7 +252,7 @@ def test_each_epoch_shows_every_image_once_in_a_new_view(subject, resnet):
     assert torch.equal(labels, judged.train.labels[torch.cat(orders)])
     views = TwoViews(linear_probe.VIEWS, 5, 12)
     ids = orders[1][:32]
-    view, same = views.finish(judged.train.source.gather(ids), 1, ids)
+    view, same = views.finish(judged.train.source.read_batch(ids), 1, ids)
     assert torch.equal(view, same)
     with torch.no_grad():
         expected = resnet.eval()(view.contiguous(memory_format=torch.channels_last))
@@ -461,38 +460,6 @@ def test_the_best_matching_is_found_by_trying_all():
     )
     figures = cluster.agreement(torch.from_numpy(found), torch.from_numpy(labels))
     assert figures["Hungarian accuracy"] == pytest.approx(100 * best)
-
-
-@pytest.mark.parametrize("chunk", [64, 10_000])
-def test_kmeans_is_lloyds_from_its_starts(chunk):
-    features = torch.randn(700, 6, generator=torch.Generator().manual_seed(0))
-    unit = F.normalize(features, dim=1)
-    first = cluster._starts(features, 9, rng.derive_seed(4, 0, rng.PROBE)).numpy()
-    theirs = KMeans(9, init=first, n_init=1, max_iter=20, tol=0).fit(unit.numpy())
-    assigned, spread = cluster.kmeans(features, 9, iterations=20, seed=4, chunk=chunk)
-    assert adjusted_rand_score(theirs.labels_, assigned.numpy()) > 0.95
-    assert spread == pytest.approx(theirs.inertia_ / 700, rel=2e-3)
-
-
-def test_kmeans_keeps_the_best_of_its_starts_and_is_repeatable():
-    features = torch.randn(300, 4, generator=torch.Generator().manual_seed(2))
-    spreads = [cluster.kmeans(features, 20, restarts=count)[1] for count in (1, 2, 4, 8)]
-    assert spreads == sorted(spreads, reverse=True) and spreads[0] > spreads[-1]
-    assigned, _ = cluster.kmeans(features, 12, restarts=4)
-    assert torch.equal(assigned, cluster.kmeans(features, 12, restarts=4)[0])
-    assert not torch.equal(assigned, cluster.kmeans(features, 12, restarts=4, seed=1)[0])
-
-
-def test_identical_images_leave_clusters_empty_and_nothing_breaks():
-    assigned, spread = cluster.kmeans(torch.ones(20, 3), 4)
-    assert len(assigned) == 20 and spread == pytest.approx(0, abs=1e-6)
-    assert math.isfinite(spread)
-
-
-@pytest.mark.parametrize("clusters", [-1, 21])
-def test_a_senseless_number_of_clusters_is_refused(clusters):
-    with pytest.raises(ValueError, match=rf"got {clusters} clusters for 20 images"):
-        cluster.kmeans(torch.ones(20, 3), clusters)
 
 
 def test_the_assignment_is_kept_for_the_figure(subject):

@@ -11,11 +11,11 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score
 
 import meanshift
 from meanshift.data.arrays import ArraySource
-from meanshift.data.transfer_datasets import NAMES, Task, open_task, task_of
+from meanshift.data.transfer_datasets import NAMES, Task, open_task, task_from_source
 from meanshift.evaluation import transfer
 from meanshift.evaluation.context import EncoderContext, FeatureSet
 from meanshift.models.weights import load_weights
-from meanshift.ops.logistic_regression import PENALTIES, Problem
+from meanshift.ops.logistic_regression import PENALTIES, LogisticRegression
 from tests.support.layouts import write_copy
 
 
@@ -77,16 +77,16 @@ def test_the_penalty_is_the_best_on_validation_and_the_layer_is_fitted_to_both(n
     train, val, test = (torch.tensor(part) for part in labels)
     found = [
         transfer.accuracy(layer(parts[1]), val, measure)
-        for layer in Problem(parts[0], train, classes=3).path()
+        for layer in LogisticRegression(parts[0], train, classes=3).path()
     ]
     best = found.index(max(found))  # the strongest of equals
     assert best > 0 and found[best] > max(found[0], found[-1])  # or the test could not fail
     assert result.settings["penalty"] == PENALTIES[best]
     assert result.settings["validation by penalty"] == pytest.approx(found)
-    both = Problem(torch.cat(parts[:2]), torch.cat([train, val]), classes=3)
+    both = LogisticRegression(torch.cat(parts[:2]), torch.cat([train, val]), classes=3)
     expected = transfer.accuracy(both.fit(PENALTIES[best])(parts[2]), test, measure)
     assert result.figures == {measure: pytest.approx(expected)}
-    alone = Problem(parts[0], train, classes=3).fit(PENALTIES[best])
+    alone = LogisticRegression(parts[0], train, classes=3).fit(PENALTIES[best])
     assert expected != transfer.accuracy(alone(parts[2]), test, measure)
 
 
@@ -134,7 +134,7 @@ def test_many_unreadable_images_make_no_figure(gone, refused):
     class Some(Stub):
         def parts(self, *sources, **_):
             read = [
-                one.take(torch.arange(len(one) - gone * (one is sources[2]))) for one in sources
+                one.subset(torch.arange(len(one) - gone * (one is sources[2]))) for one in sources
             ]
             return [FeatureSet(one, rows[: len(one)]) for one in read]
 
@@ -226,7 +226,7 @@ def test_features_are_those_of_the_other_evaluations(run, colors, call):
 def test_parts_are_rows_of_their_whole_without_the_unreadable(tmp_path, make_images):
     root = make_images(tmp_path / "photos", {"a": 10, "b": 10, "c": 10})
     (root / "b" / "003.jpg").write_bytes(b"torn")
-    held = task_of("photos", str(root))
+    held = task_from_source("photos", str(root))
     judged = EncoderContext(load_weights("pixels"), home=tmp_path / "out", image_size=16)
     with pytest.warns(UserWarning, match=r"1 of 30 images cannot be read .*b/003.jpg"):
         parts = judged.parts(held.train, held.val, held.test, resize=16, bicubic=True)
@@ -241,7 +241,7 @@ def test_parts_are_rows_of_their_whole_without_the_unreadable(tmp_path, make_ima
 def test_a_small_part_of_a_large_whole_is_extracted_alone(tmp_path):
     whole = ArraySource(np.zeros((100, 32, 32, 3), np.uint8), np.arange(100) % 2, name="large")
     judged = EncoderContext(load_weights("pixels"), home=tmp_path)
-    judged.parts(whole.take(torch.arange(5)), whole.take(torch.arange(5, 9)))
+    judged.parts(whole.subset(torch.arange(5)), whole.subset(torch.arange(5, 9)))
     sizes = [len(np.load(file)) for file in (tmp_path / "features").glob("*.npy")]
     assert sorted(sizes) == [4, 5]
 
@@ -253,7 +253,7 @@ def test_bicubic_is_another_file_of_features_unless_nothing_is_resized(tmp_path,
         judged.part(as_is, **how)
     files = tmp_path / "out" / "features"
     assert len(list(files.glob("*.npy"))) == 1
-    photos = task_of("photos", str(make_images(tmp_path / "p", {"a": 6, "b": 6}))).train
+    photos = task_from_source("photos", str(make_images(tmp_path / "p", {"a": 6, "b": 6}))).train
     one, other = judged.part(photos), judged.part(photos, resize=36, bicubic=True)
     assert len(list(files.glob("*.npy"))) == 3
     assert not torch.equal(one.features, other.features)
@@ -283,8 +283,8 @@ def test_all_ten_from_their_own_layouts_to_the_table_and_the_cards(ten, tmp_path
     for name in NAMES:
         told = json.loads((results / f"transfer-{name}.json").read_text())
         entry = open_task(name, ten)
-        assert list(told["figures"]) == [entry.measure]
-        assert whole["figures"][name] == told["figures"][entry.measure]
+        assert list(told["figures"]) == [entry.metric]
+        assert whole["figures"][name] == told["figures"][entry.metric]
         card = told["card"]
         assert card["sizes"] == {"train": 18, "val": 6, "test": 12} and card["unreadable"] == 0
         assert card["split"] == entry.split and card["data"] == entry.title

@@ -1,5 +1,6 @@
-"""What goes wrong in several processes, by real ones: killed, hung, out of room, one too many."""
+"""Failures of several processes, by real ones: killed, hung, a full disk, a second run."""
 
+import json
 import os
 import re
 import resource
@@ -11,26 +12,33 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 from torch.distributed import TCPStore
 
 from meanshift.config import Config
+from meanshift.data.bad_files import BadFiles
+from meanshift.data.folder import FolderSource
 from meanshift.runtime import checkpoint, distributed, signals
 from meanshift.runtime.run_directory import RunDirectory
 from meanshift.training import resume
-from meanshift.training.loop import build_method
+from meanshift.training.optim import build_optimizer
+from meanshift.training.resume import TrainState
+from meanshift.training.session import build_method
 from tests.support.exact import assert_same
 from tests.support.forked import in_processes
 from tests.support.processes import (
-    grown,
-    lines,
     make_photos,
     outcome,
-    pretraining,
-    process_of,
-    run,
-    together,
+    pretrain_command,
+    read_lines,
+    run_processes,
+    start_processes,
     torchrun,
+    wait_for_lines,
+    worker_pid,
 )
+
+pytestmark = pytest.mark.xdist_group("failures")
 
 LAYOUTS = [pytest.param("replicated", marks=pytest.mark.slow), "sharded"]
 
@@ -41,52 +49,52 @@ def photos(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def words(photos):
-    """The command that trains in a directory; the bank lies in parts unless told otherwise."""
+def command(photos):
+    """The command that trains in a directory, by default with a sharded memory bank."""
 
     def of(out, layout="sharded", **changed):
-        return pretraining(photos, out, method__bank_layout=layout, **changed)
+        return pretrain_command(photos, out, method__bank_layout=layout, **changed)
 
     return of
 
 
 @pytest.fixture(scope="module")
-def whole(words, tmp_path_factory):
-    """What runs of so many processes that nothing disturbs end in."""
-    known = {}
+def whole(command, tmp_path_factory):
+    """The outcome of runs of so many processes that nothing disturbed."""
+    outcomes = {}
 
     def of(world, layout="sharded"):
-        if (world, layout) not in known:
-            home = tmp_path_factory.mktemp("whole")
-            codes, group = run(world, words(home / "run", layout), home)
-            assert codes == [0] * world, group.told
-            known[world, layout] = outcome(home / "run")
-        return known[world, layout]
+        if (world, layout) not in outcomes:
+            folder = tmp_path_factory.mktemp("whole")
+            codes, group = run_processes(world, command(folder / "run", layout), folder)
+            assert codes == [0] * world, group.output
+            outcomes[world, layout] = outcome(folder / "run")
+        return outcomes[world, layout]
 
     return of
 
 
 @pytest.fixture(scope="module")
-def stopped(words, tmp_path_factory):
+def stopped(command, tmp_path_factory):
     """A run of two processes that SIGTERM to the second of them stopped half way."""
-    known = {}
+    runs = {}
 
     def of(layout="sharded"):
-        if layout not in known:
-            home = tmp_path_factory.mktemp("stopped")
-            with together(2, words(home / "run", layout), home) as group:
-                grown(home / "run", 7, group)
+        if layout not in runs:
+            folder = tmp_path_factory.mktemp("stopped")
+            with start_processes(2, command(folder / "run", layout), folder) as group:
+                wait_for_lines(folder / "run", 7, group)
                 group.signal(signal.SIGTERM, 1)
                 codes = group.wait()
-            known[layout] = home / "run", codes, group
-        return known[layout]
+            runs[layout] = folder / "run", codes, group
+        return runs[layout]
 
     return of
 
 
 @pytest.fixture
 def halfway(stopped, tmp_path):
-    """A copy of such a run, to go on with."""
+    """A copy of such a run, to continue."""
 
     def of(layout="sharded"):
         return shutil.copytree(stopped(layout)[0], tmp_path / "run")
@@ -94,15 +102,15 @@ def halfway(stopped, tmp_path):
     return of
 
 
-def finish(world, words, home):
-    codes, group = run(world, words, home / "last")
-    assert codes == [0] * world, group.told
+def finish(world, command, folder):
+    codes, group = run_processes(world, command, folder / "last")
+    assert codes == [0] * world, group.output
     return group
 
 
 def step_of(out):
-    state, wrong = checkpoint.latest(out / "checkpoints")
-    assert not wrong
+    state, unreadable = checkpoint.latest(out / "checkpoints")
+    assert not unreadable
     return state["step"]
 
 
@@ -110,23 +118,22 @@ def step_of(out):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_torchrun_starts_again_what_was_killed_and_it_ends_in_the_same_bits(
-    words, whole, tmp_path, layout
+def test_torchrun_restarts_what_was_killed_and_it_ends_in_the_same_bits(
+    command, whole, tmp_path, layout
 ):
     out = tmp_path / "run"
-    with torchrun(2, words(out, layout), tmp_path, restarts=2) as launcher:
-        grown(out, 9, launcher)
-        second = process_of(launcher, 1)
-        os.kill(second, signal.SIGKILL)
-        assert launcher.wait() == [0], launcher.told
-    assert "continues after step" in launcher.told
+    with torchrun(2, command(out, layout), tmp_path, restarts=2) as launcher:
+        wait_for_lines(out, 9, launcher)
+        os.kill(worker_pid(launcher, 1), signal.SIGKILL)
+        assert launcher.wait() == [0], launcher.output
+    assert "continues after step" in launcher.output
     assert_same(outcome(out), whole(2, layout))
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_what_the_killed_left_in_the_store_is_not_read_by_those_after_them(late):
+def test_what_killed_processes_left_in_the_store_is_not_read_after_a_restart(late):
     short = timedelta(seconds=10)
-    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=short)  # as torchrun keeps one
+    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=short)  # as torchrun has one
     found = [dict[int, object]() for _ in range(3)]
     for attempt, came in enumerate(found):
 
@@ -152,51 +159,55 @@ def test_what_the_killed_left_in_the_store_is_not_read_by_those_after_them(late)
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["sharded", "replicated"])
 def test_three_killed_at_once_add_gradients_in_the_same_order_when_started_again(
-    words, whole, tmp_path, layout
+    command, whole, tmp_path, layout
 ):
     out = tmp_path / "run"
-    with together(3, words(out, layout), tmp_path) as group:
-        grown(out, 9, group)
+    with start_processes(3, command(out, layout), tmp_path) as group:
+        wait_for_lines(out, 9, group)
         group.signal(signal.SIGKILL)
         assert group.wait() == [-signal.SIGKILL] * 3
-    assert "continues after step" in finish(3, words(out, layout), tmp_path).told
+    assert "continues after step" in finish(3, command(out, layout), tmp_path).output
     assert_same(outcome(out), whole(3, layout))
 
 
 # Hung
 
 
-def hang(rank, words, out, home):
+def hang(rank, command, out, folder):
     before = step_of(out)
-    with together(2, [*words, "--train.timeout", "5"], home) as group:
-        grown(out, len(lines(out)) + 2, group)
+    with start_processes(2, [*command, "--train.timeout", "5"], folder) as group:
+        wait_for_lines(out, len(read_lines(out)) + 2, group)
         group.signal(signal.SIGSTOP, rank)
-        assert group.wait(1 - rank, within=30) == [2], group.told
+        assert group.wait(1 - rank) == [2], group.output
     assert step_of(out) >= before
-    assert "Traceback" not in group.told
-    assert "the same command continues from the last checkpoint" in group.said(1 - rank)
-    return group.said(1 - rank)
+    assert "Traceback" not in group.output
+    assert "the same command continues from the last checkpoint" in group.output_of(1 - rank)
+    return group.output_of(1 - rank)
 
 
-def test_a_process_that_hangs_is_named_and_a_later_start_goes_on(words, whole, halfway, tmp_path):
+def test_a_process_that_hangs_is_named_and_the_run_can_be_continued(
+    command, whole, halfway, tmp_path
+):
     out = halfway()
-    told = hang(1, words(out), out, tmp_path)
-    assert re.search(r"process 0 of 2 gives up: process 1 on \S+ does not answer .* for 5 s", told)
-    finish(2, words(out), tmp_path)
+    output = hang(1, command(out), out, tmp_path)
+    assert re.search(
+        r"process 0 of 2 gives up: process 1 on \S+ does not answer .* for 5 s", output
+    )
+    finish(2, command(out), tmp_path)
     assert_same(outcome(out), whole(2))
 
 
-def test_a_first_process_that_hangs_is_named_too(words, halfway, tmp_path):
+def test_a_first_process_that_hangs_is_named_too(command, halfway, tmp_path):
     out = halfway()
-    told = hang(0, words(out), out, tmp_path)
-    assert re.search(r"process 1 of 2 gives up: process 0\b.* does not", told)
+    output = hang(0, command(out), out, tmp_path)
+    assert re.search(r"process 1 of 2 gives up: process 0\b.* does not", output)
 
 
-# Out of room
+# A full disk
 
 
-def no_more_than(size):
-    """Files of this process can grow to so many bytes, as on a disk that is full."""
+def limit_files(size):
+    """Lets the files of a process grow to so many bytes, as on a disk that is full."""
 
     def limit():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -213,24 +224,26 @@ def no_more_than(size):
         ("sharded", 1, 2_000, r"step-\d+\.part-0001-of-0002\.pt"),
     ],
 )
-def test_a_full_disk_names_the_file_ends_all_and_spoils_nothing(
-    words, whole, halfway, tmp_path, layout, rank, size, file
+def test_a_full_disk_names_the_file_ends_all_processes_and_damages_nothing(
+    command, whole, halfway, tmp_path, layout, rank, size, file
 ):
     out = halfway(layout)
     before = {path: path.read_bytes() for path in (out / "checkpoints").iterdir()}
-    with together(2, words(out, layout), tmp_path, before={rank: no_more_than(size)}) as group:
-        first = group.wait(rank)
-        assert [*first, *group.wait(1 - rank, within=10)] == [2, 2], group.told
+    limited = {rank: limit_files(size)}
+    codes, group = run_processes(2, command(out, layout), tmp_path, before=limited)
+    assert codes == [2, 2], group.output
     path = re.escape(f"{out / 'checkpoints'}{os.sep}") + file
-    assert re.search(rf"{path}: could not be written \(.*File too large", group.told), group.told
-    assert "Traceback" not in group.told
+    assert re.search(rf"{path}: could not be written \(.*File too large", group.output), (
+        group.output
+    )
+    assert "Traceback" not in group.output
     after = {path: path.read_bytes() for path in (out / "checkpoints").iterdir()}
-    assert before == {path: held for path, held in after.items() if path in before}
-    finish(2, words(out, layout), tmp_path)
+    assert before == {path: content for path, content in after.items() if path in before}
+    finish(2, command(out, layout), tmp_path)
     assert_same(outcome(out), whole(2, layout))
 
 
-# Unreadable for one
+# Unreadable in one process
 
 
 def test_an_image_that_one_process_cannot_read_is_counted_in_all(photos, tmp_path):
@@ -241,95 +254,106 @@ def test_an_image_that_one_process_cannot_read_is_counted_in_all(photos, tmp_pat
     (seen / "a" / "1.png").unlink()
     (seen / "a" / "1.png").symlink_to("/proc/self/cwd/hidden.png")
     out = tmp_path / "run"
-    command = pretraining(seen, out, train__monitor_every=0)
-    codes, group = run(2, command, tmp_path, cwds=[tmp_path / "0", tmp_path / "1"])
-    assert codes == [0, 0], group.told
-    warned = [w["file"] for w in lines(out, "warnings.jsonl") if w["kind"] == "bad image"]
+    command = pretrain_command(seen, out, train__monitor_every=0)
+    codes, group = run_processes(2, command, tmp_path, cwds=[tmp_path / "0", tmp_path / "1"])
+    assert codes == [0, 0], group.output
+    warned = [w["file"] for w in read_lines(out, "warnings.jsonl") if w["kind"] == "bad image"]
     both = sorted([str(seen / "a" / "1.png"), str(seen / "b" / "broken.jpg")])
     assert sorted(warned) == both
     state, _ = checkpoint.latest(out / "checkpoints")
-    assert state["step"] == 20 and sorted(title for title, _ in state["bad"]) == both
+    assert state["step"] == 20 and sorted(title for title, _ in state["bad_files"]) == both
 
 
 # Asked to stop
 
 
-def test_sigterm_to_one_saves_all_and_it_goes_on_to_the_same_bits(
-    words, whole, stopped, halfway, tmp_path
+def test_sigterm_to_one_process_saves_the_run_and_it_ends_in_the_same_bits(
+    command, whole, stopped, halfway, tmp_path
 ):
     _, codes, group = stopped()
-    assert codes == [signals.REQUEUE] * 2, group.told
+    assert codes == [signals.REQUEUE] * 2, group.output
     out = halfway()
-    assert group.told.count(f"stopped and saved at step {step_of(out)};") == 1
-    assert len([line for line in lines(out) if line["kind"] == "train"]) == step_of(out) < 20
-    finish(2, words(out), tmp_path)
+    assert group.output.count(f"stopped and saved at step {step_of(out)};") == 1
+    assert len([line for line in read_lines(out) if line["kind"] == "train"]) == step_of(out) < 20
+    finish(2, command(out), tmp_path)
     assert_same(outcome(out), whole(2))
 
 
-def test_sigterm_to_all_twice_within_a_second_still_saves(words, halfway, tmp_path):
+def test_sigterm_to_all_twice_within_a_second_still_saves(command, halfway, tmp_path):
     out = halfway()
     before = step_of(out)
-    with together(2, words(out), tmp_path) as group:
-        grown(out, len(lines(out)) + 1, group)
+    with start_processes(2, command(out), tmp_path) as group:
+        wait_for_lines(out, len(read_lines(out)) + 1, group)
         group.signal(signal.SIGTERM)
         time.sleep(0.001)
         group.signal(signal.SIGTERM)
         codes = group.wait()
-    assert codes == [signals.REQUEUE] * 2, group.told
+    assert codes == [signals.REQUEUE] * 2, group.output
     assert before < step_of(out) < 20
-    assert f"stopped and saved at step {step_of(out)};" in group.said(0)
+    assert f"stopped and saved at step {step_of(out)};" in group.output_of(0)
 
 
-def test_sigterm_to_torchrun_saves_its_workers(words, halfway, tmp_path):
+def test_sigterm_to_torchrun_saves_its_workers(command, halfway, tmp_path):
     out = halfway()
-    with torchrun(2, words(out), tmp_path) as launcher:
-        grown(out, len(lines(out)) + 1, launcher)
+    with torchrun(2, command(out), tmp_path) as launcher:
+        wait_for_lines(out, len(read_lines(out)) + 1, launcher)
         launcher.signal(signal.SIGTERM)
         code = launcher.wait()
     assert code != [0]
-    trained = [line["step"] for line in lines(out) if line["kind"] == "train"]
+    trained = [line["step"] for line in read_lines(out) if line["kind"] == "train"]
     assert step_of(out) == trained[-1] < 20
-    assert f"stopped and saved at step {step_of(out)};" in launcher.told
+    assert f"stopped and saved at step {step_of(out)};" in launcher.output
 
 
-# One run too many
+# A second run
 
 
 @pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_second_run_in_the_same_directory_is_refused_and_the_first_undisturbed(
-    words, whole, tmp_path, world
+    command, whole, tmp_path, world
 ):
     out = tmp_path / "run"
-    with together(world, words(out), tmp_path / "first") as first:
-        grown(out, 4, first)
-        first.signal(signal.SIGSTOP)  # else it would end before the second has loaded
-        codes, second = run(world, words(out), tmp_path / "second")
+    with start_processes(world, command(out), tmp_path / "first") as first:
+        wait_for_lines(out, 4, first)
+        first.signal(signal.SIGSTOP)  # so that it cannot end before the second one starts
+        codes, second = run_processes(world, command(out), tmp_path / "second")
         first.signal(signal.SIGCONT)
-        assert first.wait() == [0] * world, first.told
-    assert codes == [2] * world, second.told
-    holder = f"{out}: process {first.started[0].pid} on "
-    assert second.told.count(holder) == 1 and "Traceback" not in second.told
+        assert first.wait() == [0] * world, first.output
+    assert codes == [2] * world, second.output
+    holder = f"{out}: process {first.processes[0].pid} on "
+    assert second.output.count(holder) == 1 and "Traceback" not in second.output
     assert_same(outcome(out), whole(world))
 
 
 # Other numbers of processes
 
 
-def loaded(out):
-    """The bank with which a session of the processes that call this would begin."""
-    journal = RunDirectory(out, writes=False)
-    state, _ = checkpoint.latest(journal.checkpoints)
-    method = build_method(Config.from_dict(state["config"]))
-    resume.load(method, state, journal)
-    return method.bank.first, method.bank.rows, method.bank.ids, method.bank.labels
+BUFFERS = ("rows", "ids", "labels")
+
+
+def restored(out):
+    """The memory bank of this process as a session would restore it."""
+    run_directory = RunDirectory(out, writes=False)
+    values, _ = checkpoint.latest(run_directory.checkpoints)
+    config = Config.from_dict(values["config"])
+    method = build_method(config)
+    state = TrainState(
+        method=method,
+        optimizer=build_optimizer(config.optim, method),
+        scaler=torch.amp.GradScaler("cpu", enabled=False),
+        bad_files=BadFiles(0.1, 37),
+    )
+    resume.load(run_directory, state, values)
+    return {name: getattr(method.bank, name).tolist() for name in BUFFERS}
 
 
 def saved(out):
-    state, wrong = checkpoint.latest(out / "checkpoints")
-    assert not wrong
-    parts = list(checkpoint.parts(out / "checkpoints", state))
-    parts = parts or [{n: state["method"][f"bank.{n}"] for n in ("rows", "ids", "labels")}]
-    return [[row for part in parts for row in part[n].tolist()] for n in ("rows", "ids", "labels")]
+    """The memory bank in the newest checkpoint."""
+    state, unreadable = checkpoint.latest(out / "checkpoints")
+    assert not unreadable
+    parts = [part["bank"] for part in checkpoint.parts(out / "checkpoints", state)]
+    parts = parts or [{name: state["method"][f"bank.{name}"] for name in BUFFERS}]
+    return {name: [row for part in parts for row in part[name].tolist()] for name in BUFFERS}
 
 
 @pytest.mark.parametrize(
@@ -340,41 +364,41 @@ def saved(out):
         pytest.param("sharded", "replicated", marks=pytest.mark.slow),
     ],
 )
-def test_a_run_goes_on_in_fewer_processes(words, tmp_path, first, then):
-    out, stops = tmp_path / "run", list[int]()
+def test_a_run_continues_in_fewer_processes(command, tmp_path, first, then):
+    out, stops = tmp_path / "run", []
     for world, layout in ((4, first), (2, then)):
-        with together(world, words(out, layout, train__batch_size=8), tmp_path) as group:
-            grown(out, len(lines(out)) + 3, group)
+        with start_processes(world, command(out, layout, train__batch_size=8), tmp_path) as group:
+            wait_for_lines(out, len(read_lines(out)) + 3, group)
             group.signal(signal.SIGTERM)
-            assert group.wait() == [signals.REQUEUE] * world, group.told
+            assert group.wait() == [signals.REQUEUE] * world, group.output
         stops.append(step_of(out))
-        held = saved(out)
-        assert len(held[0]) == 21
-        next_world = world // 2
-        began = in_processes(next_world, loaded, out)
+        bank = saved(out)
+        assert len(bank["rows"]) == 21
+        parts = in_processes(world // 2, restored, out)
         if layout == "replicated":
-            began = began[:1]
-        for name in range(3):
-            assert [row for one in began for row in one[1 + name].tolist()] == held[name]
-    finish(1, words(out, then, train__batch_size=8), tmp_path)
+            assert all(part == bank for part in parts)
+        else:
+            for name in BUFFERS:
+                assert [row for part in parts for row in part[name]] == bank[name]
+    finish(1, command(out, then, train__batch_size=8), tmp_path)
     assert 0 < stops[0] < stops[1] < 12 == step_of(out)
-    trained = [line["step"] for line in lines(out) if line["kind"] == "train"]
+    trained = [line["step"] for line in read_lines(out) if line["kind"] == "train"]
     assert trained == list(range(1, 13))
-    told = [w for w in lines(out, "warnings.jsonl") if w["kind"] == "machine"]
-    assert [w["step"] for w in told] == stops
-    assert "processes 2 after" in told[0]["message"] and "processes 4" in told[0]["message"]
-    assert "processes 1 after" in told[1]["message"]
+    warnings = [w for w in read_lines(out, "warnings.jsonl") if w["kind"] == "machine"]
+    assert [w["step"] for w in warnings] == stops
+    assert "processes 2 after processes 4" in warnings[0]["message"]
+    assert "processes 1 after processes 2" in warnings[1]["message"]
 
 
 # Refused
 
 
-def test_too_small_a_batch_is_refused_with_one_message(words, tmp_path):
+def test_too_small_a_batch_is_refused_with_one_message(command, tmp_path):
     out = tmp_path / "run"
-    codes, group = run(2, words(out, train__batch_size=3), tmp_path)
+    codes, group = run_processes(2, command(out, train__batch_size=3), tmp_path)
     assert codes == [2, 2] and not out.exists()
-    assert group.told.count("meanshift:") == 1 and "Traceback" not in group.told
-    assert "meanshift: train.batch_size: got 3 for 2 processes" in group.said(0)
+    assert group.output.count("meanshift:") == 1 and "Traceback" not in group.output
+    assert "meanshift: train.batch_size: got 3 for 2 processes" in group.output_of(0)
 
 
 def test_other_images_in_one_process_are_refused_with_one_message(photos, tmp_path):
@@ -383,73 +407,66 @@ def test_other_images_in_one_process_are_refused_with_one_message(photos, tmp_pa
         shutil.copytree(photos, tmp_path / rank / "photos")
     (tmp_path / "1" / "photos" / "a" / "1.png").rename(tmp_path / "1" / "photos" / "c" / "99.png")
     out = tmp_path / "run"
-    command = pretraining(Path("/proc/self/cwd/photos"), out)
-    codes, group = run(2, command, tmp_path, cwds=[tmp_path / "0", tmp_path / "1"])
-    assert codes == [2, 2], group.told
-    assert group.told.count("meanshift:") == 1 and "Traceback" not in group.told
-    assert f"{out}: process 1 sees other images than process 0" in group.said(0)
+    command = pretrain_command(Path("/proc/self/cwd/photos"), out)
+    codes, group = run_processes(2, command, tmp_path, cwds=[tmp_path / "0", tmp_path / "1"])
+    assert codes == [2, 2], group.output
+    assert group.output.count("meanshift:") == 1 and "Traceback" not in group.output
+    assert f"{out}: process 1 sees other images than process 0" in group.output_of(0)
     assert not out.exists()
 
 
-# A mistake in a worker
-
-BROKEN = """
-import os, sys
-os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # as main does, which comes too late here
-from meanshift.cli import main
-from meanshift.data.folder import FolderSource
-
-read = FolderSource.read
-
-def broken(self, index):
-    if self.title(index).endswith("c/3.png"):
-        raise RuntimeError("a mistake in the program")
-    return read(self, index)
-
-FolderSource.read = broken
-sys.exit(main(sys.argv[1:]))
-"""
+# An error in a loader worker
 
 
-def test_a_mistake_in_a_loader_worker_ends_the_run_with_it(photos, tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(BROKEN)
-    command = pretraining(photos, tmp_path / "run", data__workers=2, train__monitor_every=0)
-    codes, group = run(2, command, tmp_path, program=[str(program)])
-    assert 0 not in codes, group.told
-    assert "RuntimeError: a mistake in the program" in group.told
-    assert group.told.count("gives up") == 1  # the other one
+def break_reading():
+    """Makes one image raise an error that is none of the image's."""
+    read = FolderSource.read
+
+    def broken(self, index):
+        if self.title(index).endswith("c/3.png"):
+            raise RuntimeError("a mistake in the program")
+        return read(self, index)
+
+    FolderSource.read = broken
 
 
-# Judging
+def test_an_error_in_a_loader_worker_ends_the_run_and_is_printed(photos, tmp_path):
+    command = pretrain_command(photos, tmp_path / "run", data__workers=2, train__monitor_every=0)
+    before = dict.fromkeys(range(2), break_reading)
+    codes, group = run_processes(2, command, tmp_path, before=before)
+    assert 0 not in codes, group.output
+    assert "RuntimeError: a mistake in the program" in group.output
+    assert group.output.count("gives up") == 1  # the other process
+
+
+# Evaluation
 
 
 @pytest.mark.filterwarnings("ignore:.*images cannot be read")
-def test_embeddings_and_neighbors_are_those_of_one_process(stopped, photos, tmp_path, call):
+def test_embeddings_and_neighbors_are_those_of_one_process(stopped, photos, tmp_path):
     out, _, _ = stopped()
-    made = {}
+    results = {}
     for world in (1, 2):
-        home = tmp_path / str(world)
-        home.mkdir()
-        embed = ["embed", out, photos, "--out", home / "rows.npz", "--device", "cpu"]
-        knn = ["evaluate", "knn", out, "--out", home, "--device", "cpu"]
-        for name, command in (("embed", embed), ("knn", knn)):
-            if world == 1:
-                code, _, wrong = call(*command)
-                assert code == 0, wrong
-            else:
-                codes, group = run(2, [str(word) for word in command], home / name)
-                assert codes == [0, 0], group.told
-                assert sum("1-NN" in group.said(rank) for rank in range(2)) == (name == "knn")
-        cards = [path.read_text() for path in sorted(home.rglob("results/knn*.json"))]
-        figures = [re.search(r'"figures": \{[^}]*\}', card)[0] for card in cards]
-        made[world] = (home / "rows.npz").read_bytes(), figures
-    assert made[1] == made[2] and len(made[1][1]) == 1
+        folder = tmp_path / str(world)
+        folder.mkdir()
+        embed = ["embed", out, photos, "--out", folder / "rows.npz", "--device", "cpu"]
+        knn = ["evaluate", "knn", out, "--out", folder, "--device", "cpu"]
+        for name, arguments in (("embed", embed), ("knn", knn)):
+            codes, group = run_processes(world, [str(word) for word in arguments], folder / name)
+            assert codes == [0] * world, group.output
+            printed = ["1-NN" in group.output_of(rank) for rank in range(world)]
+            assert sum(printed) == (name == "knn")
+        (result,) = folder.rglob("results/knn*.json")
+        results[world] = (
+            (folder / "rows.npz").read_bytes(),
+            json.loads(result.read_text())["metrics"],
+        )
+    assert results[1] == results[2]
 
 
-@pytest.mark.parametrize("command", ["evaluate linear", "report"])
-def test_what_is_for_one_process_is_refused_in_several(stopped, tmp_path, command):
-    codes, group = run(2, [*command.split(), str(stopped()[0])], tmp_path)
-    assert codes == [2, 2], group.told
-    assert "2 processes were started" in group.said(0) and "torchrun" in group.said(0)
-    assert "Traceback" not in group.told
+@pytest.mark.parametrize("name", ["evaluate linear", "report"])
+def test_commands_for_one_process_are_refused_in_several(stopped, tmp_path, name):
+    codes, group = run_processes(2, [*name.split(), str(stopped()[0])], tmp_path)
+    assert codes == [2, 2], group.output
+    assert "2 processes were started" in group.output_of(0) and "torchrun" in group.output_of(0)
+    assert "Traceback" not in group.output

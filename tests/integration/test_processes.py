@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from benchmarks.scale import Load
 from meanshift import MeanShift, MemoryBank
 from meanshift.models.sync_batch_norm import SyncBatchNorm, convert_sync_batch_norm
-from meanshift.ops.topk import SLACK, exact_neighbors, nearest_neighbors
 from meanshift.runtime import distributed
+from meanshift.runtime.errors import SharedError
 from tests.support.forked import in_processes
 
 CPU = torch.device("cpu")
@@ -100,7 +100,7 @@ def fails(rank_that_fails):
         with distributed.fail_together():
             if distributed.rank() == rank_that_fails or rank_that_fails is None:
                 raise OSError("the disk is gone")
-    except distributed.SharedError as error:
+    except SharedError as error:
         return str(error)
     return "nothing"
 
@@ -136,12 +136,12 @@ def search_in(batches, size, dim, count, sharded, options):
         ids = torch.arange(len(rows)) * 7 % 5 + step % 3
         given = {"ids": own(ids), "labels": own(ids % 4)}
         slots = bank.enqueue(own(rows), **given)
-        more = {"leave_out": slots} if "own" in options else {}
-        more |= {"skip_ids": own(ids)} if "skip" in options else {}
+        more = {"exclude_slots": slots} if "own" in options else {}
+        more |= {"exclude_ids": own(ids)} if "skip" in options else {}
         found, similarity = bank.search(own(rows), count, filled_only="filled" in options, **more)
-        looked = bank.look_up(torch.where(similarity > -torch.inf, found, slots[:, None]))
+        looked = bank.lookup(torch.where(similarity > -torch.inf, found, slots[:, None]))
         told.append((slots, found, similarity, *looked))
-    return told, bank.part(), bank.written
+    return told, bank.shard_state(), bank.written
 
 
 OPTIONS = [(), ("own",), ("own", "skip"), ("own", "filled"), ("skip", "filled")]
@@ -177,50 +177,6 @@ def test_a_bank_in_parts_finds_the_same_bit_for_bit_ties_included(world, options
 NAMES = ("slots", "found", "similarity", "rows", "ids", "labels")
 
 
-@pytest.mark.parametrize("copies", [3, 40])
-def test_of_equals_the_lower_slot_is_nearer_however_many_they_are(copies):
-    rows = unit(6, 24).repeat(copies, 1)  # slot i, i + 6, ... are one row
-    queries = unit(6, 24)
-    slots, similarity = exact_neighbors(queries, rows, 3)
-    assert slots.tolist() == [[i, i + 6, i + 12] for i in range(6)]
-    assert (similarity[:, :1] == similarity).all()
-    hidden, _ = exact_neighbors(queries, rows, 3, leave_out=torch.arange(6))
-    last = [[i + 6, i + 12, i + 18] for i in range(6)]
-    assert hidden[:, :2].tolist() == [row[:2] for row in last]
-    assert copies <= SLACK or hidden.tolist() == last
-
-
-@pytest.mark.parametrize("shape", [(1, 3), (7, 64), (32, 1000), (5, 4097)])
-def test_the_order_is_that_of_float64_whatever_the_chunks(shape):
-    queries, rows = unit(shape[0], 48, 1), unit(shape[1], 48, 2)
-    exact = (queries.double() @ rows.double().T).float()
-    order = exact.sort(dim=1, descending=True, stable=True)
-    for chunk in (1, 2**14, 2**24):
-        for canonical in (False, True):
-            how = {"chunk_bytes": chunk, "canonical": canonical}
-            slots, similarity = exact_neighbors(queries, rows, 3, **how)
-            assert torch.equal(slots, order.indices[:, :3])
-            torch.testing.assert_close(similarity, order.values[:, :3], rtol=0, atol=1e-6)
-        assert torch.equal(similarity, order.values[:, :3])
-
-
-def test_rows_that_nothing_tells_apart_are_still_found_in_order():
-    """A collapsed network: all rows within a rounding error of one."""
-    noise = torch.randn(5000, 32, generator=torch.Generator().manual_seed(0))
-    rows = F.normalize(unit(1, 32) + 1e-8 * noise)
-    queries = F.normalize(unit(1, 32) + 1e-8 * noise[:9])
-    exact = (queries.double() @ rows.double().T).float()
-    order = exact.sort(dim=1, descending=True, stable=True)
-    for chunk in (2**14, 2**24):
-        for canonical in (False, True):
-            how = {"chunk_bytes": chunk, "canonical": canonical}
-            slots, similarity = exact_neighbors(queries, rows, 4, **how)
-            assert torch.equal(slots, order.indices[:, :4])
-            assert torch.equal(similarity, order.values[:, :4])
-    rough = nearest_neighbors(queries, rows, 4)[0]
-    assert not torch.equal(rough, slots)  # or this test shows nothing
-
-
 def test_a_bank_smaller_than_the_number_of_processes_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(ValueError, match=r"bank of 3 rows for 4 processes.*bank_layout replicated"):
@@ -232,8 +188,8 @@ def load_into(state, parts):
     if state is not None:
         bank.load_state_dict(state)
     for part in parts:
-        bank.put(part)
-    return bank.part()
+        bank.load_shard_state(part)
+    return bank.shard_state()
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 3), (3, 1), (1, 4)])
@@ -366,7 +322,7 @@ def steps(count, batch, dtype, lr, given):
         figures = [torch.stack([one.loss.detach(), one.purity]) * len(ids) / batch]
         told.append([distributed.all_sum(figures[0]).tolist(), one.embeddings[:, 0]])
     losses, embeddings = zip(*told, strict=True)
-    return torch.tensor(losses, dtype=torch.float64), embeddings, method.bank.part()
+    return torch.tensor(losses, dtype=torch.float64), embeddings, method.bank.shard_state()
 
 
 @pytest.mark.parametrize("sharded", [False, True])

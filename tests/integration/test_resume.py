@@ -1,170 +1,194 @@
-"""Exactness by real kills: an interrupted run ends in the bits of one that never was."""
+"""Exactness by real kills: an interrupted run ends in the bits of one that was not interrupted."""
 
-import json
 import os
 import random
+import shutil
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
-from meanshift.runtime import checkpoint, signals
+from meanshift.runtime import signals
+from meanshift.training.step import TrainStep
 from tests.support.exact import assert_same
+from tests.support.processes import (
+    make_photos,
+    outcome,
+    pretrain_command,
+    run_processes,
+    start_processes,
+    wait_for_lines,
+)
 
-TIMING = ("images_per_second", "seconds")
+pytestmark = pytest.mark.xdist_group("resume")
+
 WORKERS = "state[0].config.data.workers"
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    import numpy as np
-    from PIL import Image
-
-    root, noise = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
-    for name in ("a", "b", "c"):
-        (root / name).mkdir()
-        for index in range(12):
-            pixels = noise.integers(0, 256, (20 + index, 24, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(root / name / f"{index}.png")
-    (root / "b" / "broken.jpg").write_bytes(b"no image")
-    return root
-
-
-def command(photos, out, workers):
-    settings = {
-        "data.image_size": 16, "data.workers": workers, "data.max_bad_fraction": 0.1,
-        "encoder.width": 0.125, "encoder.stem": "small-stride2", "encoder.name": "resnet10",
-        "method.bank_size": 21, "method.k": 3, "train.epochs": 4, "train.batch_size": 6,
-        "optim.warmup_epochs": 1, "train.save_every": 0.3, "train.log_every": 1,
-        "train.monitor_every": 1, "train.snapshots": 3, "train.snapshot_images": 10,
-        "train.device": "cpu", "data.validation": 0.2,
-    }  # fmt: skip
-    flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    base = [sys.executable, "-m", "meanshift", "pretrain", "small", "--data", str(photos)]
-    return [*base, "--out", str(out), *flags]
-
-
-def finish(photos, out, workers=0):
-    done = subprocess.run(
-        command(photos, out, workers), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done
-
-
-def interrupt(photos, out, how, *, after_lines, workers=0, group=False):
-    """Start, wait until the metrics have grown by some lines, and send a signal."""
-    metrics = out / "metrics.jsonl"
-
-    def lines():
-        return metrics.read_text().count("\n") if metrics.exists() else 0
-
-    before = lines()
-    told = out.with_suffix(".stderr")
-    with told.open("w") as stderr:
-        process = subprocess.Popen(
-            command(photos, out, workers), stdout=stderr, stderr=stderr, start_new_session=True
-        )
-        deadline = time.monotonic() + 120
-        while lines() < before + after_lines and process.poll() is None:
-            assert time.monotonic() < deadline, "the run does not get on"
-            time.sleep(0.005)
-        (os.killpg if group else os.kill)(process.pid, how)
-        return process.wait(timeout=60), told.read_text()
-
-
-def outcome(out):
-    """Everything that must not depend on interruptions."""
-    state, wrong = checkpoint.latest(out / "checkpoints")
-    assert not wrong
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    kept = [{k: v for k, v in line.items() if k not in TIMING} for line in lines]
-    moments = [checkpoint.read(path) for path in sorted((out / "snapshots").glob("*.pt"))]
-    warnings = [w for w in (out / "warnings.jsonl").read_text().splitlines() if "bad image" in w]
-    return state, kept, moments, warnings
+    return make_photos(tmp_path_factory.mktemp("photos") / "photos")
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(photos, tmp_path_factory):
-    out = tmp_path_factory.mktemp("runs") / "whole"
-    finish(photos, out)
-    return outcome(out)
+def command(photos):
+    """The command that trains 20 steps in a directory, with a checkpoint every second step."""
+
+    def of(out, **changed):
+        return pretrain_command(photos, out, train__snapshots=3, train__monitor_every=1, **changed)
+
+    return of
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+def finish(command, out, **how):
+    """Run a command to its end and return what it printed."""
+    codes, group = run_processes(1, command, out.parent / "last", **how)
+    assert codes == [0], group.output
+    return group.output
+
+
+def kill_in(*steps):
+    """Makes a process kill itself in the first of these steps that it reaches."""
+
+    def patch():
+        step = TrainStep.__call__
+
+        def killed(self, images, now):
+            if now.step in steps:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return step(self, images, now)
+
+        TrainStep.__call__ = killed
+
+    return patch
+
+
+def interrupt(command, out, step):
+    """Run a command that is killed in a step."""
+    codes, group = run_processes(1, command, out.parent / "killed", before={0: kill_in(step)})
+    assert codes == [-signal.SIGKILL], group.output
+
+
+def stop(command, out, number, *, whole_group=False):
+    """Signal a command after some steps: its exit code and output."""
+    with start_processes(1, command, out.parent / "stopped") as group:
+        wait_for_lines(out, 6, group)
+        (process,) = group.processes
+        (os.killpg if whole_group else os.kill)(process.pid, number)
+        return group.wait()[0], group.output
+
+
+@pytest.fixture(scope="module")
+def whole_run(command, tmp_path_factory):
+    """The directory of a run that nothing interrupted."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    finish(command(out), out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def expected(whole_run):
+    return outcome(whole_run)
+
+
+@pytest.mark.parametrize(
+    ("workers", "steps"), [(0, (3, 11)), pytest.param(2, (0, 7), marks=pytest.mark.slow)]
+)
 def test_a_run_killed_again_and_again_ends_in_the_same_bits(
-    photos, uninterrupted, tmp_path, workers
+    command, expected, tmp_path, workers, steps
 ):
-    draw, out = random.Random(workers), tmp_path / "run"
-    for _ in range(2):
-        interrupt(photos, out, signal.SIGKILL, after_lines=draw.randint(2, 8), workers=workers)
-    finish(photos, out, workers)
-    assert_same(outcome(out), uninterrupted, unless=WORKERS)
-
-
-def test_a_run_killed_before_its_first_checkpoint_ends_in_the_same_bits(
-    photos, uninterrupted, tmp_path
-):
-    interrupt(photos, tmp_path / "run", signal.SIGKILL, after_lines=1)
-    finish(photos, tmp_path / "run")
-    assert_same(outcome(tmp_path / "run"), uninterrupted, unless=WORKERS)
-
-
-def test_sigterm_to_the_whole_group_ends_the_workers_too(photos, uninterrupted, tmp_path):
+    """Also before its first checkpoint, which is written after step 2."""
     out = tmp_path / "run"
-    code, told = interrupt(photos, out, signal.SIGTERM, after_lines=5, workers=2, group=True)
-    assert code == signals.REQUEUE, told
-    assert "stopped and saved" in told
-    finish(photos, out, 2)
-    assert_same(outcome(out), uninterrupted, unless=WORKERS)
+    arguments = command(out, data__workers=workers)
+    for step in (1, *steps):
+        interrupt(arguments, out, step)
+    assert "continues after step" in finish(arguments, out)
+    assert_same(outcome(out), expected, unless=WORKERS)
 
 
-def test_sigterm_saves_and_says_how_to_go_on(photos, uninterrupted, tmp_path):
+def test_a_run_killed_in_fresh_interpreters_ends_in_the_same_bits(command, expected, tmp_path):
+    """As a user types it: `python -m meanshift pretrain ...`, killed, and typed again."""
     out = tmp_path / "run"
-    code, told = interrupt(photos, out, signal.SIGTERM, after_lines=5)
+    with start_processes(1, command(out), tmp_path / "first", fresh=True) as group:
+        wait_for_lines(out, 8, group)
+        group.signal(signal.SIGKILL)
+        assert group.wait() == [-signal.SIGKILL]
+    finish(command(out), out, fresh=True)
+    assert_same(outcome(out), expected)
+
+
+def test_a_run_killed_while_gradients_accumulate_ends_in_the_same_bits(command, tmp_path):
+    """Three batches per update: steps 4 and 9 are the second and the last of their epoch's."""
+    settings = {"optim__accumulate": 3, "train__save_every": 0.2}
+    finish(command(tmp_path / "whole", **settings), tmp_path / "whole")
+    out = tmp_path / "run"
+    for step in (4, 9):
+        interrupt(command(out, **settings), out, step)
+    finish(command(out, **settings), out)
+    assert_same(outcome(out), outcome(tmp_path / "whole"))
+
+
+def test_sigterm_saves_and_says_how_to_continue(command, expected, tmp_path):
+    out = tmp_path / "run"
+    code, output = stop(command(out), out, signal.SIGTERM)
     assert code == signals.REQUEUE
-    assert "stopped and saved at step" in told and "the same command continues" in told
-    assert "Traceback" not in told
-    finish(photos, out)
-    assert_same(outcome(out), uninterrupted, unless=WORKERS)
+    assert "stopped and saved at step" in output and "the same command continues" in output
+    assert "Traceback" not in output
+    finish(command(out), out)
+    assert_same(outcome(out), expected)
+
+
+def test_sigterm_to_the_whole_group_ends_the_workers_too(command, expected, tmp_path):
+    out = tmp_path / "run"
+    arguments = command(out, data__workers=2)
+    code, output = stop(arguments, out, signal.SIGTERM, whole_group=True)
+    assert code == signals.REQUEUE and "stopped and saved" in output, output
+    finish(arguments, out)
+    assert_same(outcome(out), expected, unless=WORKERS)
 
 
 def test_a_truncated_newest_checkpoint_is_reported_and_the_one_before_is_used(
-    photos, uninterrupted, tmp_path
+    command, expected, tmp_path
 ):
     out = tmp_path / "run"
-    interrupt(photos, out, signal.SIGKILL, after_lines=14)
+    interrupt(command(out), out, 13)
     newest = max((out / "checkpoints").glob("step-*.pt"))
     newest.write_bytes(newest.read_bytes()[:1000])
-    done = finish(photos, out)
-    assert newest.name in done.stderr and "going back to step" in done.stderr
+    output = finish(command(out), out)
+    assert newest.name in output and "going back to step" in output
     assert '"checkpoint"' in (out / "warnings.jsonl").read_text()
-    assert_same(outcome(out), uninterrupted, unless=WORKERS)
+    assert_same(outcome(out), expected)
 
 
-def held(out):
-    """All files, but for those that tell of the session."""
-    files = [
-        p for p in out.rglob("*") if p.is_file() and p.name not in ("environment.json", ".lock")
-    ]
-    return {path: path.read_bytes() for path in files}
+def test_a_finished_run_is_left_as_it_is(command, whole_run, tmp_path):
+    out = shutil.copytree(whole_run, tmp_path / "run")
+    before = files(out)
+    finish(command(out), out)
+    assert before == files(out)
 
 
-def test_a_finished_run_is_left_as_it_is(photos, uninterrupted, tmp_path):
-    out = tmp_path / "run"
-    finish(photos, out)
-    before = held(out)
-    finish(photos, out)
-    assert before == held(out)
-    assert_same(outcome(out), uninterrupted, unless=WORKERS)
+def files(out):
+    """The content of all files but those about the session."""
+    paths = [path for path in out.rglob("*") if path.is_file()]
+    return {
+        path.relative_to(out): path.read_bytes()
+        for path in paths
+        if path.name not in ("environment.json", ".lock")
+    }
 
 
-def test_other_images_are_refused(tmp_path, make_images):
-    other = make_images(tmp_path / "photos", {"a": 20, "b": 20}, size=(20, 20))
-    out = tmp_path / "run"
-    finish(other, out)
-    (other / "a" / "000.jpg").rename(other / "a" / "zzz.jpg")
-    refused = subprocess.run(command(other, out, 0), capture_output=True, text=True, check=False)
-    assert refused.returncode == 2 and "trained on other images" in refused.stderr
+@pytest.mark.campaign
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("workers", [0, 2])
+def test_kills_at_any_moment_do_not_change_a_bit(command, expected, tmp_path, seed, workers):
+    """Killed by another process at random, several times, and continued."""
+    draw, out = random.Random(seed), tmp_path / "run"
+    arguments = command(out, data__workers=workers)
+    for attempt in range(3):
+        with start_processes(1, arguments, tmp_path / str(attempt)) as group:
+            path = out / "metrics.jsonl"
+            lines = path.read_text().count("\n") if path.exists() else 0
+            wait_for_lines(out, lines + draw.randint(1, 6), group)
+            group.signal(signal.SIGKILL)
+            group.wait()
+    finish(arguments, out)
+    assert_same(outcome(out), expected, unless=WORKERS)

@@ -30,6 +30,10 @@ def views(step, dtype=torch.float32, batch=BATCH):
     )
 
 
+def purity_of(output):
+    return float(output.metrics["purity"][0])
+
+
 class Naive:
     """The paper in plain loops: queue as a list, neighbors by sorting, one distance at a time."""
 
@@ -78,23 +82,23 @@ def test_twenty_steps_follow_the_naive_reference_in_float64():
     optimizer = torch.optim.SGD(learning, 0.05, momentum=0.9, weight_decay=1e-4)
     for step in range(20):
         online_view, target_view, ids, labels = views(step, torch.float64)
-        told = method(online_view, target_view, ids=ids, labels=labels)
+        output = method(online_view, target_view, ids=ids, labels=labels)
         optimizer.zero_grad()
-        told.loss.backward()
+        output.loss.backward()
         expected, purity = naive.step(online_view, target_view, labels, K)
         pairs = zip(method.online.parameters(), naive.online.parameters(), strict=True)
         for ours, theirs in pairs:  # the naive gradients stay until its next step
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-12)
         optimizer.step()
         method.after_update()
-        torch.testing.assert_close(told.loss.detach(), expected, rtol=1e-10, atol=0)
-        assert float(told.purity) == pytest.approx(float(purity), abs=1e-6)
+        torch.testing.assert_close(output.loss.detach(), expected, rtol=1e-10, atol=0)
+        assert purity_of(output) == pytest.approx(float(purity), abs=1e-6)
     for ours, theirs in zip(method.online.parameters(), naive.online.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(method.bank.rows, torch.stack(naive.queue), rtol=1e-9, atol=1e-12)
 
 
-def test_k_1_is_byol_to_the_bit_and_keeps_no_bank():
+def test_k_1_is_byol_to_the_bit_and_has_no_bank():
     method = MeanShift(network(), DIM, k=1)
     online, target = copy.deepcopy(method.online), copy.deepcopy(method.target)
     predictor = copy.deepcopy(method.predictor)
@@ -102,9 +106,9 @@ def test_k_1_is_byol_to_the_bit_and_keeps_no_bank():
     theirs = torch.optim.SGD([*online.parameters(), *predictor.parameters()], 0.05, momentum=0.9)
     for step in range(20):
         online_view, target_view, *_ = views(step)
-        told = method(online_view, target_view)
+        output = method(online_view, target_view)
         ours.zero_grad()
-        told.loss.backward()
+        output.loss.backward()
         ours.step()
         method.after_update()
 
@@ -118,7 +122,7 @@ def test_k_1_is_byol_to_the_bit_and_keeps_no_bank():
         with torch.no_grad():
             for t, o in zip(target.parameters(), online.parameters(), strict=True):
                 t.lerp_(o, 1 - 0.99)
-        assert torch.equal(told.loss, loss)
+        assert torch.equal(output.loss, loss)
     assert method.bank is None
     for ours_, theirs_ in [(method.online, online), (method.target, target)]:
         for a, b in zip(ours_.state_dict().values(), theirs_.state_dict().values(), strict=True):
@@ -147,37 +151,40 @@ def test_purity_leaves_the_query_itself_out():
     method = MeanShift(network(), DIM, k=3, bank_size=BATCH, search_filled_only=True)
     online_view, target_view, ids, _ = views(0)
     alike = method(online_view, target_view, ids=ids, labels=torch.zeros(BATCH, dtype=torch.int64))
-    assert float(alike.purity) == 1
+    assert purity_of(alike) == 1
     different = method(online_view, target_view, ids=ids, labels=torch.arange(BATCH))
-    assert float(different.purity) == 0
+    assert purity_of(different) == 0
 
 
 def test_purity_counts_labeled_queries_only():
     method = MeanShift(network(), DIM, k=3, bank_size=BATCH, search_filled_only=True)
     labels = torch.zeros(BATCH, dtype=torch.int64)
     labels[0] = -1
-    told = method(*views(0)[:2], labels=labels)
-    assert 0.7 < float(told.purity) <= 1
-    assert method(*views(0)[:2], labels=torch.full((BATCH,), -1)).purity.isnan()
+    output = method(*views(0)[:2], labels=labels)
+    assert 0.7 < purity_of(output) <= 1 and output.metrics["purity"][1] == BATCH - 1
+    unlabeled = method(*views(0)[:2], labels=torch.full((BATCH,), -1))
+    assert unlabeled.metrics["purity"][1] == 0
+    assert "purity" not in method(*views(0)[:2]).metrics
 
 
 def test_steps_without_a_labeled_image_do_not_lower_the_mean_purity():
     method = MeanShift(network(), DIM, k=3, bank_size=BATCH, search_filled_only=True)
-    tally, unknown = MetricAverages(), torch.full((BATCH,), -1)
+    averages, unknown = MetricAverages(), torch.full((BATCH,), -1)
     for labels in (unknown, torch.zeros(BATCH, dtype=torch.int64), unknown):
-        tally.add(method(*views(0)[:2], labels=labels), labels)
-    means = tally.means()
+        averages.add(method(*views(0)[:2], labels=labels))
+    means = averages.compute()
     assert means["purity"] == 1 and means["loss"] > 0
-    tally.add(method(*views(0)[:2], labels=unknown), unknown)
-    assert set(tally.means()) == {"loss", "agreement"}
+    averages.add(method(*views(0)[:2], labels=unknown))
+    assert set(averages.compute()) == {"loss", "agreement"}
 
 
 def test_same_image_is_found_when_kept_and_never_when_skipped():
     online_view, target_view, ids, _ = views(0)
-    for rule, rate in (("keep", 1.0), ("skip", 0.0)):
+    for rule, fraction in (("keep", 1.0), ("skip", 0.0)):
         method = MeanShift(network(), DIM, k=2, bank_size=4 * BATCH, same_image=rule)
         method(online_view, target_view, ids=ids)
-        assert float(method(online_view, target_view, ids=ids).same_image) == rate
+        mean, weight = method(online_view, target_view, ids=ids).metrics["same_image"]
+        assert float(mean) == fraction and weight == BATCH
     with pytest.raises(ValueError, match="pass ids"):
         method(online_view, target_view)
 
@@ -195,24 +202,24 @@ def test_too_few_eligible_rows_are_replaced_by_u_itself():
 
 def test_filled_only_never_finds_a_random_row():
     method = MeanShift(network(), DIM, k=3, bank_size=4096, search_filled_only=True)
-    told = method(*views(0)[:2], labels=torch.zeros(BATCH, dtype=torch.int64))
-    assert float(told.purity) == 1  # random rows have label -1
+    output = method(*views(0)[:2], labels=torch.zeros(BATCH, dtype=torch.int64))
+    assert purity_of(output) == 1  # random rows have label -1
     anywhere = MeanShift(network(), DIM, k=3, bank_size=4096)
-    assert float(anywhere(*views(0)[:2], labels=torch.zeros(BATCH, dtype=torch.int64)).purity) < 1
+    assert purity_of(anywhere(*views(0)[:2], labels=torch.zeros(BATCH, dtype=torch.int64))) < 1
 
 
-def test_symmetric_searches_both_ways_before_it_remembers():
+def test_symmetric_searches_both_directions_before_it_enqueues():
     a, b, ids, _ = views(0)
     method = MeanShift(network(), DIM, k=2, bank_size=BANK, symmetric=True, seed=3)
     before = method.bank.rows.clone()
     twin = copy.deepcopy(method)
-    told = method(a, b, ids=ids)
+    output = method(a, b, ids=ids)
     v_a, v_b, u_a, u_b = twin.predict(a), twin.predict(b), twin.project(a), twin.project(b)
     expected = 0
     for v, u in ((v_a, u_b), (v_b, u_a)):
         found = before[(u @ before.T).argmax(1)]
         expected += (2 - 2 * (v * (u + found) / 2).sum(1)).mean() / 2
-    torch.testing.assert_close(told.loss, expected)
+    torch.testing.assert_close(output.loss, expected)
     assert method.bank.written == 2 * BATCH
 
 
@@ -272,7 +279,7 @@ def test_an_encoder_of_another_size_is_refused_with_what_to_do():
 def test_autocast_keeps_the_bank_and_the_loss_in_float32():
     method = MeanShift(network(), DIM, k=K, bank_size=BANK)
     with torch.autocast("cpu", torch.bfloat16):
-        told = method(*views(0)[:2])
-    assert told.loss.dtype == torch.float32 and method.bank.rows.dtype == torch.float32
+        output = method(*views(0)[:2])
+    assert output.loss.dtype == torch.float32 and method.bank.rows.dtype == torch.float32
     lengths = method.bank.rows.norm(dim=1)
     torch.testing.assert_close(lengths, torch.ones(BANK))

@@ -1,4 +1,4 @@
-"""White targets: no mean, the same variance everywhere, the same in any number of processes."""
+"""Whitening: zero mean, equal variances, the same result with any number of processes."""
 
 import pytest
 import torch
@@ -19,63 +19,66 @@ def lopsided(count, seed=0):
     return 3 + scale * torch.randn(count, DIM, generator=generator)
 
 
-def seen(batches=1000, **given):
-    whiten = Whitening(DIM, **given)
+def trained(batches=1000, **options):
+    """Whitening after some batches of training, in evaluation mode."""
+    whiten = Whitening(DIM, **options)
     for seed in range(batches):
         whiten(lopsided(64, seed))
     return whiten.eval()
 
 
 def rank_of(rows):
-    share = torch.linalg.svdvals(rows - rows.mean(0)).square()
-    share = share / share.sum()
-    return float((-(share * share.clamp_min(1e-12).log()).sum()).exp())
+    energy = torch.linalg.svdvals(rows - rows.mean(0)).square()
+    fraction = energy / energy.sum()
+    return float((-(fraction * fraction.clamp_min(1e-12).log()).sum()).exp())
 
 
 def test_white_rows_are_centered_and_spread_evenly():
     rows = lopsided(5000, seed=-1)
-    white = seen(floor=1e-6)(rows)
+    white = trained(floor=1e-6)(rows)
     assert torch.allclose(white.norm(dim=1), torch.ones(5000))
     assert white.mean(0).abs().max() < 0.05
     assert torch.allclose(torch.cov(white.T), torch.eye(DIM) / DIM, atol=0.02)
 
 
-def test_they_use_all_dimensions_where_the_embeddings_use_two():
+def test_white_rows_use_all_dimensions_where_the_embeddings_use_two():
     rows = lopsided(2000, seed=-1)
-    assert rank_of(rows) < 3 < 4.5 < rank_of(seen()(rows))
+    assert rank_of(rows) < 3 < 4.5 < rank_of(trained()(rows))
 
 
-def test_a_floor_keeps_directions_of_little_variance_quiet():
+def test_a_floor_limits_directions_of_little_variance():
     rows = lopsided(2000, seed=-1)
-    without, floored = (seen(floor=floor)(rows)[:, -1].std() for floor in (1e-6, 0.05))
+    without, floored = (trained(floor=floor)(rows)[:, -1].std() for floor in (1e-6, 0.05))
     assert floored < 0.8 * without
 
 
-def test_it_does_nothing_at_first_and_sets_in_with_the_batches():
+def test_it_does_nothing_at_first_and_takes_effect_with_the_batches():
     rows = lopsided(64)
-    begun = Whitening(DIM).eval()
-    assert torch.allclose(begun(rows), F.normalize(rows, dim=1), atol=1e-6)
-    ranks = [rank_of(seen(batches)(rows)) for batches in (0, 10, 100, 1000)]
+    untrained = Whitening(DIM).eval()
+    assert torch.allclose(untrained(rows), F.normalize(rows, dim=1), atol=1e-6)
+    ranks = [rank_of(trained(batches)(rows)) for batches in (0, 10, 100, 1000)]
     assert ranks == sorted(ranks)
     assert ranks[0] < ranks[-1]
 
 
-def test_judging_leaves_the_statistics_alone():
-    whiten = seen(5)
-    before = {name: held.clone() for name, held in whiten.state_dict().items()}
+def test_evaluation_does_not_change_the_statistics():
+    whiten = trained(5)
+    before = {name: value.clone() for name, value in whiten.state_dict().items()}
     whiten(lopsided(64, seed=99))
-    assert all(torch.equal(held, before[name]) for name, held in whiten.state_dict().items())
+    assert all(torch.equal(value, before[name]) for name, value in whiten.state_dict().items())
 
 
 def test_autocast_rounds_nothing():
-    rows, whiten = lopsided(64, seed=99), seen(20)
+    rows = lopsided(64, seed=99)
+    whiten = trained(20)
     plain = whiten(rows)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(whiten(rows), plain) and plain.dtype == torch.float32
+        assert torch.equal(whiten(rows), plain)
+    assert plain.dtype == torch.float32
 
 
 def parts():
-    """The statistics after three batches, of which each process has its part."""
+    """The statistics after three batches that are divided among the processes."""
     from meanshift.runtime import distributed
 
     whiten = Whitening(DIM)
@@ -92,8 +95,8 @@ def parts():
 def test_several_processes_whiten_as_one(world):
     (one,) = in_processes(1, parts)
     for other in in_processes(world, parts):
-        for name, held in one.items():
-            assert torch.allclose(other[name], held, atol=1e-6), name
+        for name, value in one.items():
+            assert torch.allclose(other[name], value, atol=1e-6), name
 
 
 def network():

@@ -1,4 +1,4 @@
-"""Features kept in a file: made once, the same bits, and never those of anything else."""
+"""Cached features: extracted once, bit-identical, and never those of other weights or images."""
 
 import copy
 import json
@@ -16,10 +16,11 @@ from torch import nn
 from meanshift.data import Source, UnreadableSample, open_source
 from meanshift.data.arrays import ArraySource
 from meanshift.data.folder import FolderSource
-from meanshift.models import features as module
-from meanshift.models.features import cached_features, extract_features
+from meanshift.models import feature_cache
+from meanshift.models.feature_cache import cached_features
+from meanshift.models.features import extract_features
 from meanshift.models.weights import fingerprint
-from meanshift.runtime import run_directory
+from meanshift.runtime import files
 
 CPU = torch.device("cpu")
 OPTIONS = {"image_size": 16, "resize": 0, "precision": torch.float32}
@@ -39,7 +40,9 @@ class Counting(nn.Module):
                 nn.AdaptiveAvgPool2d(1),
                 nn.Flatten(),
             )
-        self.calls, self.fails_in, self.error = 0, 0, RuntimeError("on purpose")
+        self.calls = 0
+        self.fails_in = 0
+        self.error = RuntimeError("on purpose")
 
     def forward(self, view):
         self.calls += 1
@@ -49,10 +52,12 @@ class Counting(nn.Module):
 
 
 class Torn(Source):
-    """Images in memory that are read one by one; some of them cannot be."""
+    """Images in memory that are read one by one; some of them cannot be read."""
 
     def __init__(self, count, torn=()):
-        self.name, self.labels, self.classes = "torn", None, []
+        self.name = "torn"
+        self.labels = None
+        self.classes = []
         random = np.random.default_rng(0)
         self.pixels = torch.from_numpy(random.integers(0, 256, (count, 3, 6, 7), dtype=np.uint8))
         self.torn = set(torn)
@@ -76,24 +81,24 @@ def arrays(count=600, seed=0):
     return ArraySource(pixels, np.arange(count) % 3, name="toy")
 
 
-def keep(network, source, folder, **options):
-    """The rows and whose they are, and how often the network was called for them."""
-    before = network.calls
+def cache(network, source, folder, **options):
+    """The cached rows, their indices, and how often the network was called for them."""
+    calls_before = network.calls
     options = {"weights": fingerprint(network), **OPTIONS, **options}
-    rows, kept = cached_features(network, source, folder=folder, device=CPU, **options)
-    return rows, kept, network.calls - before
+    rows, indices = cached_features(network, source, folder=folder, device=CPU, **options)
+    return rows, indices, network.calls - calls_before
 
 
-def plainly(network, source, **options):
+def extract(network, source, **options):
     return extract_features(copy.deepcopy(network), source, device=CPU, **{**OPTIONS, **options})
 
 
 def files_in(folder):
-    """Hidden ones too, so that nothing half-written is overlooked."""
+    """The suffixes of all files, hidden ones included, so that no partial file is overlooked."""
     return sorted(path.suffix for path in folder.iterdir()) if folder.exists() else []
 
 
-def the(suffix, folder):
+def only(suffix, folder):
     (path,) = folder.glob(f"*{suffix}")
     return path
 
@@ -113,96 +118,98 @@ def photos(tmp_path, make_images):
     return make_images(tmp_path / "photos", {"a": 3, "b": 2}, size=(20, 26))
 
 
-# Made once, and the same bits
+# Extracted once, bit-identical
 
 
 def test_features_are_extracted_once(network, folder):
     source = arrays()
-    first, kept, calls = keep(network, source, folder)
+    first, indices, calls = cache(network, source, folder)
     assert calls == 3
-    again, kept_again, calls = keep(network, arrays(), folder)
+    again, indices_again, calls = cache(network, arrays(), folder)
     assert calls == 0
     assert torch.equal(first, again)
-    assert torch.equal(kept, kept_again)
-    assert kept.tolist() == list(range(600))
+    assert torch.equal(indices, indices_again)
+    assert indices.tolist() == list(range(600))
     assert files_in(folder) == [".json", ".npy"]
 
 
-def test_the_bits_are_those_of_extract(network, folder, photos):
+def test_cached_features_equal_extract_features(network, folder, photos):
     whole = arrays()
-    for source in (whole, whole.take(torch.arange(500, 3, -2)), FolderSource(photos), Torn(300)):
-        rows, kept, calls = keep(network, source, folder)
+    for source in (whole, whole.subset(torch.arange(500, 3, -2)), FolderSource(photos), Torn(300)):
+        rows, indices, calls = cache(network, source, folder)
         assert calls > 0
-        assert rows.dtype == torch.float32 and rows.shape == (len(source), 6)
-        assert torch.equal(rows, plainly(network, source))
-        assert torch.equal(kept, torch.arange(len(source)))
+        assert rows.dtype == torch.float32
+        assert rows.shape == (len(source), 6)
+        assert torch.equal(rows, extract(network, source))
+        assert torch.equal(indices, torch.arange(len(source)))
 
 
-def test_the_file_is_an_npy_that_anybody_reads(network, folder):
-    rows, _, _ = keep(network, arrays(), folder)
-    held = np.load(the(".npy", folder))
-    assert held.dtype == np.float32 and held.flags.c_contiguous
-    assert np.array_equal(held, rows.numpy())
-    told = json.loads(the(".json", folder).read_text())
-    assert told["weights"] == fingerprint(network)
-    assert (told["source"], told["image_size"], told["bad"]) == ("toy", 16, {})
+def test_the_file_is_a_plain_npy_file(network, folder):
+    rows, _, _ = cache(network, arrays(), folder)
+    array = np.load(only(".npy", folder))
+    assert array.dtype == np.float32
+    assert array.flags.c_contiguous
+    assert np.array_equal(array, rows.numpy())
+    metadata = json.loads(only(".json", folder).read_text())
+    assert metadata["weights"] == fingerprint(network)
+    assert (metadata["source"], metadata["image_size"], metadata["bad"]) == ("toy", 16, {})
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's list of mappings")
 def test_the_rows_are_mapped_and_not_read(network, folder):
     def mapped():
-        return str(the(".npy", folder)) in Path("/proc/self/maps").read_text()
+        return str(only(".npy", folder)) in Path("/proc/self/maps").read_text()
 
     for _ in range(2):  # fresh, and from the file
-        rows, _, _ = keep(network, arrays(), folder)
+        rows, _, _ = cache(network, arrays(), folder)
         assert mapped()
         del rows
         assert not mapped()
 
 
 def test_the_rows_are_those_of_the_file_and_not_of_a_second_extraction(network, folder):
-    keep(network, arrays(), folder)
-    held = np.load(the(".npy", folder), mmap_mode="r+")
-    held[7, 2] = 12345
-    held.flush()
-    assert keep(network, arrays(), folder)[0][7, 2] == 12345
+    cache(network, arrays(), folder)
+    array = np.load(only(".npy", folder), mmap_mode="r+")
+    array[7, 2] = 12345
+    array.flush()
+    assert cache(network, arrays(), folder)[0][7, 2] == 12345
 
 
 def test_writing_into_the_rows_leaves_the_file_alone(network, folder):
     for _ in range(2):
-        rows, _, _ = keep(network, arrays(), folder)
-        before = the(".npy", folder).read_bytes()
-        kept = rows.clone()
+        rows, _, _ = cache(network, arrays(), folder)
+        before = only(".npy", folder).read_bytes()
+        copied = rows.clone()
         rows.zero_()
-        assert the(".npy", folder).read_bytes() == before
-        assert torch.equal(keep(network, arrays(), folder)[0], kept)
+        assert only(".npy", folder).read_bytes() == before
+        assert torch.equal(cache(network, arrays(), folder)[0], copied)
 
 
 def test_workers_change_no_bit(network, tmp_path, photos):
     (photos / "a/001.jpg").write_bytes(b"")
-    found = []
+    results = []
     for workers in (0, 2):
+        source = FolderSource(photos)
         with pytest.warns(UserWarning, match="1 of 5 images"):
-            found.append(
-                keep(network, FolderSource(photos), tmp_path / str(workers), workers=workers)
-            )
-    assert torch.equal(found[0][0], found[1][0])
-    assert torch.equal(found[0][1], found[1][1])
-    assert found[0][2] == found[1][2] == 1
-    kept = [the(".npy", tmp_path / str(workers)).read_bytes() for workers in (0, 2)]
-    assert kept[0] == kept[1]
+            results.append(cache(network, source, tmp_path / str(workers), workers=workers))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+    assert results[0][2] == results[1][2] == 1
+    contents = [only(".npy", tmp_path / str(workers)).read_bytes() for workers in (0, 2)]
+    assert contents[0] == contents[1]
 
 
-# The model is left as it was
+# The model does not change
 
 
 def test_nothing_of_the_model_changes(network, folder):
     network.train()
     network.body[1].eval()
-    before, modes = copy.deepcopy(network.state_dict()), [m.training for m in network.modules()]
+    before = copy.deepcopy(network.state_dict())
+    modes = [m.training for m in network.modules()]
     random = torch.get_rng_state()
     for _ in range(2):
-        keep(network, arrays(), folder)
+        cache(network, arrays(), folder)
         assert all(torch.equal(a, before[name]) for name, a in network.state_dict().items())
         assert [m.training for m in network.modules()] == modes
         assert all(p.requires_grad and p.grad is None for p in network.parameters())
@@ -210,90 +217,94 @@ def test_nothing_of_the_model_changes(network, folder):
 
 
 def test_the_rows_do_not_depend_on_the_mode_of_the_network(network, tmp_path):
-    rows = [keep(network.train(mode), arrays(), tmp_path / str(mode))[0] for mode in (True, False)]
+    rows = [cache(network.train(mode), arrays(), tmp_path / str(mode))[0] for mode in (True, False)]
     assert torch.equal(*rows)
 
 
-# Nothing else is met in the file's place
+# A file of other weights, images or transforms is never used
 
 
-def assert_made_anew(network, source, folder, others, **options):
-    """Extracted, right, and beside what was there before, which is still believed."""
-    rows, _, calls = keep(network, source, folder, **options)
+def assert_extracted_again(network, source, folder, others, **options):
+    """Features are extracted, correct, different from `others`, and then cached."""
+    rows, _, calls = cache(network, source, folder, **options)
     assert calls > 0
-    assert torch.equal(rows, plainly(network, source, **options))
+    assert torch.equal(rows, extract(network, source, **options))
     assert not any(torch.equal(rows, other) for other in others)
-    assert keep(network, source, folder, **options)[2] == 0
+    assert cache(network, source, folder, **options)[2] == 0
     return rows
 
 
 def test_other_weights_have_other_features(network, folder):
     source = arrays()
-    known = [keep(network, source, folder)[0]]
-    known.append(assert_made_anew(Counting(1), source, folder, known))
+    known = [cache(network, source, folder)[0]]
+    known.append(assert_extracted_again(Counting(1), source, folder, known))
     with torch.no_grad():
         network.body[0].bias[3] += 1
-    known.append(assert_made_anew(network, source, folder, known))
+    known.append(assert_extracted_again(network, source, folder, known))
     network.body[1].running_var[0] = 2  # buffers count as well
-    assert_made_anew(network, source, folder, known)
+    assert_extracted_again(network, source, folder, known)
 
 
-def test_an_image_that_was_written_anew_has_other_features(network, folder, photos):
-    known = [keep(network, FolderSource(photos), folder)[0]]
+def test_a_replaced_image_has_other_features(network, folder, photos):
+    known = [cache(network, FolderSource(photos), folder)[0]]
     Image.new("RGB", (26, 20), "red").save(photos / "b/001.jpg")
-    rows = assert_made_anew(network, FolderSource(photos), folder, known)
+    rows = assert_extracted_again(network, FolderSource(photos), folder, known)
     assert (rows != known[0]).any(1).tolist() == [False] * 4 + [True]
 
 
-def test_a_source_that_stays_open_notices_too(network, folder, photos):
+def test_an_open_source_notices_a_replaced_image(network, folder, photos):
     source = FolderSource(photos)
-    known = [keep(network, source, folder)[0]]
+    known = [cache(network, source, folder)[0]]
     Image.new("RGB", (26, 20), "red").save(photos / "b/001.jpg")
-    assert_made_anew(network, source, folder, known)
+    assert_extracted_again(network, source, folder, known)
 
 
 def test_an_image_that_was_added_or_removed_is_noticed(network, folder, photos):
-    known = [keep(network, FolderSource(photos), folder)[0]]
+    known = [cache(network, FolderSource(photos), folder)[0]]
     (photos / "a/001.jpg").rename(photos / "a/009.jpg")
-    known.append(assert_made_anew(network, FolderSource(photos), folder, known))
+    known.append(assert_extracted_again(network, FolderSource(photos), folder, known))
     (photos / "a/009.jpg").unlink()
-    assert_made_anew(network, FolderSource(photos), folder, known)
+    assert_extracted_again(network, FolderSource(photos), folder, known)
 
 
 def test_a_changed_pixel_of_an_array_is_noticed(network, folder):
     source = arrays()
-    known = [keep(network, source, folder)[0]]
+    known = [cache(network, source, folder)[0]]
     source.pixels[599, 3, 3, 1] ^= 128
-    rows = assert_made_anew(network, source, folder, known)
+    rows = assert_extracted_again(network, source, folder, known)
     assert (rows != known[0]).any(1).nonzero()[:, 0].tolist() == [599]
 
 
-def test_a_cut_is_not_taken_for_another(network, folder):
+def test_subsets_are_cached_separately(network, folder):
     whole = arrays()
-    known = [keep(network, whole, folder)[0]]
+    known = [cache(network, whole, folder)[0]]
     for indices in (torch.arange(300), torch.arange(300, 600), torch.arange(299, -1, -1)):
-        known.append(assert_made_anew(network, whole.take(indices), folder, known))
+        known.append(assert_extracted_again(network, whole.subset(indices), folder, known))
 
 
 @pytest.mark.parametrize(
     "changed", [{"image_size": 18}, {"resize": 24}, {"precision": torch.bfloat16}], ids=str
 )
-def test_another_preparation_has_other_features(network, folder, photos, changed):
+def test_another_transform_has_other_features(network, folder, photos, changed):
     source = FolderSource(photos)
-    known = [keep(network, source, folder)[0]]
-    assert_made_anew(network, source, folder, known, **changed)
-    assert keep(network, source, folder)[2] == 0
+    known = [cache(network, source, folder)[0]]
+    assert_extracted_again(network, source, folder, known, **changed)
+    assert cache(network, source, folder)[2] == 0
 
 
-def test_another_rule_of_preparation_has_other_features(network, folder, monkeypatch):
-    keep(network, arrays(), folder)
-    monkeypatch.setattr(module, "PREPARED", module.PREPARED + 1)
-    assert keep(network, arrays(), folder)[2] == 3
+def test_another_version_of_the_transform_has_other_features(network, folder, monkeypatch):
+    cache(network, arrays(), folder)
+    monkeypatch.setattr(feature_cache, "TRANSFORM_VERSION", feature_cache.TRANSFORM_VERSION + 1)
+    assert cache(network, arrays(), folder)[2] == 3
 
 
-def test_train_and_val_with_the_same_names_sizes_and_dates_are_kept_apart(
-    network, folder, tmp_path
-):
+def test_a_file_of_another_format_is_not_used(network, folder, monkeypatch):
+    cache(network, arrays(), folder)
+    monkeypatch.setattr(feature_cache, "FORMAT", feature_cache.FORMAT + 1)
+    assert cache(network, arrays(), folder)[2] == 3
+
+
+def test_train_and_val_with_the_same_names_sizes_and_dates_are_distinct(network, folder, tmp_path):
     random = np.random.default_rng(0)
     known = []
     for split in ("train", "val"):
@@ -302,11 +313,11 @@ def test_train_and_val_with_the_same_names_sizes_and_dates_are_kept_apart(
             path = tmp_path / split / f"{index}.bmp"
             Image.fromarray(random.integers(0, 256, (9, 9, 3), dtype=np.uint8)).save(path)
             os.utime(path, (0, 0))
-        known.append(assert_made_anew(network, FolderSource(tmp_path / split), folder, known))
+        known.append(assert_extracted_again(network, FolderSource(tmp_path / split), folder, known))
 
 
-def test_splits_of_a_named_dataset_are_kept_apart(network, folder, tmp_path, monkeypatch):
-    """DTD has as many images of each class to train as to judge, in the same order."""
+def test_splits_of_a_named_dataset_are_distinct(network, folder, tmp_path, monkeypatch):
+    """DTD has as many images of each class to train as to test, in the same order."""
     random = np.random.default_rng(0)
     inside = tmp_path / "dtd" / "dtd"
     (inside / "labels").mkdir(parents=True)
@@ -321,16 +332,25 @@ def test_splits_of_a_named_dataset_are_kept_apart(network, folder, tmp_path, mon
     splits, known = open_source("dtd"), []
     assert torch.equal(splits["train"].labels, splits["test"].labels)
     for split in ("train", "test"):
-        known.append(assert_made_anew(network, splits[split], folder, known))
+        known.append(assert_extracted_again(network, splits[split], folder, known))
     Image.new("RGB", (20, 20), "red").save(inside / "images/woven/test1.jpg")
-    rows = assert_made_anew(network, open_source("dtd")["test"], folder, known)
+    rows = assert_extracted_again(network, open_source("dtd")["test"], folder, known)
     assert (rows != known[1]).any(1).tolist() == [False, False, False, True]
 
 
-# What is torn is made anew, and is no error
+# A damaged file is written again and is no error
 
 
-TORN = {
+def change(**values):
+    """Change some entries of the metadata; the others stay valid."""
+
+    def write(_, metadata):
+        metadata.write_text(json.dumps({**json.loads(metadata.read_text()), **values}))
+
+    return write
+
+
+DAMAGE = {
     "npy cut short by a row": lambda npy, _: npy.write_bytes(npy.read_bytes()[: -6 * 4]),
     "npy cut short by a byte": lambda npy, _: npy.write_bytes(npy.read_bytes()[:-1]),
     "npy of a header alone": lambda npy, _: npy.write_bytes(npy.read_bytes()[:128]),
@@ -339,58 +359,68 @@ TORN = {
     "npy of text": lambda npy, _: npy.write_bytes(b"hello, I am text"),
     "npy of half a zip": lambda npy, _: npy.write_bytes(b"PK\x03\x04 torn"),
     "npy of other rows": lambda npy, _: np.save(npy, np.zeros((5, 6), np.float32)),
+    "npy of another type": lambda npy, _: np.save(npy, np.zeros((300, 6))),
+    "npy of another shape": lambda npy, _: np.save(npy, np.zeros(300, np.float32)),
     "npy missing": lambda npy, _: npy.unlink(),
-    "json missing": lambda _, beside: beside.unlink(),
-    "json empty": lambda _, beside: beside.write_bytes(b""),
-    "json cut short": lambda _, beside: beside.write_bytes(beside.read_bytes()[:100]),
-    "json of bytes": lambda _, beside: beside.write_bytes(b"\xff\xfe\x00"),
-    "json of null": lambda _, beside: beside.write_text("null"),
-    "json of a list": lambda _, beside: beside.write_text("[1, 2]"),
-    "json of something else": lambda _, beside: beside.write_text("{}"),
-    "json with a list": lambda _, beside: beside.write_text('{"bad": []}'),
-    "json with a number": lambda _, beside: beside.write_text('{"bad": {"3": 4}}'),
-    "json with a word": lambda _, beside: beside.write_text('{"bad": {"x": ["a", "b"]}}'),
-    "json with half a reason": lambda _, beside: beside.write_text('{"bad": {"3": ["a"]}}'),
-    "json of other rows": lambda _, beside: beside.write_text('{"bad": {"3": ["a", "b"]}}'),
+    "json missing": lambda _, metadata: metadata.unlink(),
+    "json empty": lambda _, metadata: metadata.write_bytes(b""),
+    "json cut short": lambda _, metadata: metadata.write_bytes(metadata.read_bytes()[:100]),
+    "json of bytes": lambda _, metadata: metadata.write_bytes(b"\xff\xfe\x00"),
+    "json of null": lambda _, metadata: metadata.write_text("null"),
+    "json of a list": lambda _, metadata: metadata.write_text("[1, 2]"),
+    "json of something else": lambda _, metadata: metadata.write_text("{}"),
+    "json without a key": lambda _, metadata: metadata.write_text('{"bad": {}}'),
+    "json with a list": change(bad=[]),
+    "json with a number": change(bad={"3": 4}),
+    "json with a word": change(bad={"x": ["a", "b"]}),
+    "json with half a reason": change(bad={"3": ["a"]}),
+    "json of other rows": change(bad={"3": ["a", "b"]}),
+    "json of an older format": change(format=1),
+    "json of a newer format": change(format=feature_cache.FORMAT + 1),
+    "json of other weights": change(weights="0123456789abcdef"),
 }
 
 
-@pytest.mark.parametrize("tear", TORN.values(), ids=TORN)
-def test_a_torn_file_is_made_anew(network, folder, tear):
-    rows, _, _ = keep(network, arrays(300), folder)
-    kept, content = rows.clone(), the(".npy", folder).read_bytes()
-    del rows  # its pages would be torn with the file
-    tear(the(".npy", folder), the(".json", folder))
-    again, indices, calls = keep(network, arrays(300), folder)
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_file_is_written_again(network, folder, damage):
+    rows, _, _ = cache(network, arrays(300), folder)
+    expected = rows.clone()
+    content = only(".npy", folder).read_bytes()
+    del rows  # its pages would be damaged with the file
+    damage(only(".npy", folder), only(".json", folder))
+    again, indices, calls = cache(network, arrays(300), folder)
     assert calls == 2
-    assert torch.equal(again, kept) and len(indices) == 300
-    assert the(".npy", folder).read_bytes() == content
-    assert keep(network, arrays(300), folder)[2] == 0
+    assert torch.equal(again, expected)
+    assert len(indices) == 300
+    assert only(".npy", folder).read_bytes() == content
+    assert cache(network, arrays(300), folder)[2] == 0
 
 
 @pytest.mark.parametrize("error", [RuntimeError("on purpose"), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize("fails_in", [1, 2, 3])
-def test_what_was_stopped_in_the_middle_is_not_believed(network, folder, fails_in, error):
-    network.fails_in, network.error = fails_in, error
+def test_an_interrupted_extraction_leaves_no_file(network, folder, fails_in, error):
+    network.fails_in = fails_in
+    network.error = error
     with pytest.raises(type(error)):
-        keep(network.train(), arrays(), folder)
+        cache(network.train(), arrays(), folder)
     assert network.training
     assert files_in(folder) == []
     network.fails_in = 0
-    rows, _, calls = keep(network, arrays(), folder)
+    rows, _, calls = cache(network, arrays(), folder)
     assert calls == 3
-    assert torch.equal(rows, plainly(network, arrays()))
+    assert torch.equal(rows, extract(network, arrays()))
 
 
-def test_what_a_kill_leaves_behind_is_not_believed(network, folder, monkeypatch):
-    """Neither a part of the rows, nor all of them without what is to be said of them."""
-    keep(network, arrays(), folder)
-    npy, beside = the(".npy", folder), the(".json", folder)
+def test_files_left_by_a_kill_are_not_used(network, folder, monkeypatch):
+    """Neither a part of the rows, nor all rows without their metadata."""
+    cache(network, arrays(), folder)
+    npy = only(".npy", folder)
+    metadata = only(".json", folder)
     content = npy.read_bytes()
     stray = npy.with_name(f".{npy.name}.1.part")
     stray.write_bytes(content[:5000])
     npy.unlink()
-    assert keep(network, arrays(), folder)[2] == 3
+    assert cache(network, arrays(), folder)[2] == 3
     assert files_in(folder) == [".json", ".npy", ".part"]
     stray.unlink()
 
@@ -399,31 +429,33 @@ def test_what_a_kill_leaves_behind_is_not_believed(network, folder, monkeypatch)
 
     npy.unlink()
     with monkeypatch.context() as patched:
-        patched.setattr(module, "write_atomically", killed)
+        patched.setattr(feature_cache, "write_text", killed)
         with pytest.raises(KeyboardInterrupt):
-            keep(network, arrays(), folder)
-    assert npy.exists() and not beside.exists()
-    assert keep(network, arrays(), folder)[2] == 3
+            cache(network, arrays(), folder)
+    assert npy.exists()
+    assert not metadata.exists()
+    assert cache(network, arrays(), folder)[2] == 3
     assert npy.read_bytes() == content
 
 
-def test_an_older_account_does_not_vouch_for_newer_rows(network, folder):
-    keep(network, arrays(), folder)
-    the(".npy", folder).unlink()
+def test_old_metadata_is_deleted_before_new_rows_are_written(network, folder):
+    cache(network, arrays(), folder)
+    only(".npy", folder).unlink()
     network.fails_in = network.calls + 2
     with pytest.raises(RuntimeError, match="on purpose"):
-        keep(network, arrays(), folder)
+        cache(network, arrays(), folder)
     assert files_in(folder) == []
 
 
-# A full disc
+# A full disk
 
 
 class Full:
-    """A file on a disc that has room for so many writes."""
+    """A file on a disk that has room for so many writes."""
 
     def __init__(self, file, room):
-        self.file, self.room = file, room
+        self.file = file
+        self.room = room
 
     def __getattr__(self, name):
         return getattr(self.file, name)
@@ -438,35 +470,37 @@ class Full:
 @pytest.mark.parametrize(
     ("suffix", "room"), [(".npy", 0), (".npy", 1), (".npy", 3), (".npy", 4), (".json", 0)]
 )
-def test_a_full_disc_is_named_and_nothing_torn_is_left(network, folder, monkeypatch, suffix, room):
-    whole_file = run_directory.atomic_writer
+def test_a_full_disk_is_an_error_and_leaves_no_partial_file(
+    network, folder, monkeypatch, suffix, room
+):
+    atomic_writer = files.atomic_writer
 
     @contextmanager
     def full(path, **options):
-        with whole_file(path, **options) as file:
+        with atomic_writer(path, **options) as file:
             yield Full(file, room if path.suffix == suffix else 99)
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, "whole_file", full)
-        patched.setattr(run_directory, "atomic_writer", full)
+        patched.setattr(feature_cache, "atomic_writer", full)
+        patched.setattr(files, "atomic_writer", full)
         with pytest.raises(OSError, match=r"No space left.*; make room, or") as caught:
-            keep(network.train(), arrays(), folder)
+            cache(network.train(), arrays(), folder)
     assert str(folder) in str(caught.value)
     assert not [path for path in folder.iterdir() if path.suffix != ".npy"]
     assert len(files_in(folder)) == (suffix == ".json")
     assert all(part.training for part in network.modules())
-    rows, _, calls = keep(network, arrays(), folder)
+    rows, _, calls = cache(network, arrays(), folder)
     assert calls == 3
-    assert torch.equal(rows, plainly(network, arrays()))
+    assert torch.equal(rows, extract(network, arrays()))
 
 
-def test_a_disc_that_is_full_from_the_start_is_named(network, folder, monkeypatch):
+def test_a_disk_that_is_full_from_the_start_is_an_error(network, folder, monkeypatch):
     def full(path, **_):
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(module, "whole_file", full)
+    monkeypatch.setattr(feature_cache, "atomic_writer", full)
     with pytest.raises(OSError, match=r"\.npy: the features could not be written .*make room"):
-        keep(network, arrays(), folder)
+        cache(network, arrays(), folder)
     assert files_in(folder) == []
 
 
@@ -475,7 +509,7 @@ def test_a_disc_that_is_full_from_the_start_is_named(network, folder, monkeypatc
 
 @pytest.fixture(scope="module")
 def untorn():
-    return plainly(Counting(), Torn(600))
+    return extract(Counting(), Torn(600))
 
 
 @pytest.mark.parametrize(
@@ -493,30 +527,33 @@ def untorn():
     ids=["first", "last", "border", "batch 1", "batch 2", "batch 3", "all but one", "every third"],
 )
 def test_unreadable_images_have_no_row(network, folder, torn, untorn):
-    source, torn = Torn(600, torn), list(torn)
+    source = Torn(600, torn)
+    torn = list(torn)
     for expected in (3, 0):
         with pytest.warns(UserWarning, match=rf"torn: {len(torn)} of 600 images .*left out") as w:
-            rows, kept, calls = keep(network, source, folder)
+            rows, indices, calls = cache(network, source, folder)
         assert len(w) == 1
         assert f"the first is #{torn[0]} (made so)" in str(w[0].message)
         assert calls == expected
-        assert kept.tolist() == [index for index in range(600) if index not in set(torn)]
-        torch.testing.assert_close(rows, untorn[kept], atol=1e-6, rtol=1e-6)
-        assert np.array_equal(np.load(the(".npy", folder)), rows.numpy())
+        assert indices.tolist() == [index for index in range(600) if index not in set(torn)]
+        torch.testing.assert_close(rows, untorn[indices], atol=1e-6, rtol=1e-6)
+        assert np.array_equal(np.load(only(".npy", folder)), rows.numpy())
 
 
-def test_the_rows_that_are_left_have_the_bits_of_extract(network, folder):
+def test_rows_of_readable_images_equal_extract_features(network, folder):
     source = Torn(300, [2, 257])
     with pytest.warns(UserWarning, match="2 of 300 images"):
-        rows, kept, _ = keep(network, source, folder)
-    with pytest.warns(UserWarning, match="count as gray"):
-        whole = plainly(network, source)
-    assert kept.tolist() == [index for index in range(300) if index not in (2, 257)]
-    assert torch.equal(rows, whole[kept])
+        rows, indices, _ = cache(network, source, folder)
+    with pytest.warns(UserWarning, match="replaced by gray"):
+        whole = extract(network, source)
+    assert indices.tolist() == [index for index in range(300) if index not in (2, 257)]
+    assert torch.equal(rows, whole[indices])
 
 
 def test_the_header_has_one_length_whatever_the_count():
-    lengths = {len(module._header(count, 2048)) for count in (0, 1, 9, 10, 999, 10**6, 10**12)}
+    lengths = {
+        len(feature_cache._npy_header(count, 2048)) for count in (0, 1, 9, 10, 999, 10**6, 10**12)
+    }
     assert len(lengths) == 1
     assert lengths.pop() % 64 == 0
 
@@ -525,19 +562,19 @@ def test_an_unreadable_file_is_counted_each_time(network, folder, photos):
     (photos / "a/002.jpg").write_bytes((photos / "a/002.jpg").read_bytes()[:200])
     for expected in (1, 0):
         with pytest.warns(UserWarning, match=r"1 of 5 images .*a/002\.jpg \(\w+"):
-            rows, kept, calls = keep(network, FolderSource(photos), folder)
+            rows, indices, calls = cache(network, FolderSource(photos), folder)
         assert calls == expected
-        assert kept.tolist() == [0, 1, 3, 4]
+        assert indices.tolist() == [0, 1, 3, 4]
         assert rows.shape == (4, 6)
 
 
-def test_an_unreadable_file_that_was_mended_has_its_row(network, folder, photos):
+def test_a_repaired_file_has_its_row(network, folder, photos):
     content = (photos / "a/002.jpg").read_bytes()
     (photos / "a/002.jpg").write_bytes(b"")
     with pytest.warns(UserWarning, match="1 of 5 images"):
-        keep(network, FolderSource(photos), folder)
+        cache(network, FolderSource(photos), folder)
     (photos / "a/002.jpg").write_bytes(content)
-    assert keep(network, FolderSource(photos), folder)[1].tolist() == [0, 1, 2, 3, 4]
+    assert cache(network, FolderSource(photos), folder)[1].tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
@@ -547,18 +584,18 @@ def test_a_link_that_leads_nowhere_is_an_unreadable_image(network, folder, photo
     source = FolderSource(photos)
     for expected in (1, 0):
         with pytest.warns(UserWarning, match=r"1 of 5 images .*b/000\.jpg"):
-            _, kept, calls = keep(network, source, folder)
+            _, indices, calls = cache(network, source, folder)
         assert calls == expected
-        assert kept.tolist() == [0, 1, 2, 4]
+        assert indices.tolist() == [0, 1, 2, 4]
 
 
-def test_when_nothing_can_be_read_that_is_said_and_nothing_kept(network, folder):
+def test_no_readable_image_is_an_error_and_writes_no_file(network, folder):
     for _ in range(2):
         with pytest.raises(ValueError, match=r"none of the 300 images can be read.*#0.*made so"):
-            keep(network, Torn(300, range(300)), folder)
+            cache(network, Torn(300, range(300)), folder)
         assert files_in(folder) == []
 
 
 def test_a_source_without_images_is_refused(network, folder):
     with pytest.raises(ValueError, match=r"toy: no images"):
-        keep(network, arrays().take(torch.arange(0)), folder)
+        cache(network, arrays().subset(torch.arange(0)), folder)

@@ -208,7 +208,7 @@ def test_the_online_backbone_is_found_in_files_of(layout, order, tmp_path, onlin
     assert_loaded(weights, online)
     assert not torch.equal(features(weights.backbone), features(follower))
     assert (weights.image_size, weights.config) == (224, None)
-    assert weights.home == Path(f"judged/weights-{fingerprint(weights.backbone)[:6]}")
+    assert weights.output_dir == Path(f"evaluations/weights-{fingerprint(weights.backbone)[:6]}")
 
 
 @pytest.mark.parametrize("encoder", [False, True])
@@ -434,7 +434,7 @@ def test_two_backbones_under_unknown_names_are_refused(tmp_path, online, one, tw
     """Also of two kinds, and under names that only look as if one followed the other."""
     held = behind(one, online.state_dict()) | behind(two, slim(5, other).state_dict())
     words = refused(saved(tmp_path, held))
-    assert "holds 2 backbones, under " in words and "save the one to judge alone" in words
+    assert "contains 2 backbones, under " in words and "save the one to judge alone" in words
     assert repr(one) in words and repr(two) in words
 
 
@@ -584,7 +584,7 @@ def test_a_network_of_torchvision_without_weights_says_so_and_is_always_the_same
     assert fingerprint(one.backbone) == fingerprint(two.backbone)
     assert_loaded(one, two.backbone)
     assert features(one.backbone).shape == (2, 512)
-    assert one.home == Path("judged/resnet18")
+    assert one.output_dir == Path("evaluations/resnet18")
 
 
 def test_a_file_can_be_named_as_a_network_of_torchvision(tmp_path, resnet18):
@@ -601,11 +601,11 @@ def test_naming_the_network_decides_between_two_kinds_and_not_between_equals(tmp
     named = slim(6, config.Encoder(name="resnet10"))
     state = named.state_dict()
     path = saved(tmp_path, behind("a.", online.state_dict()) | behind("b.", state))
-    assert "holds 2 backbones" in refused(path)
+    assert "contains 2 backbones" in refused(path)
     assert_loaded(load_weights(f"torchvision:resnet10={path}"), named)
     same = {key: torch.zeros(()).to(t.dtype).expand(t.shape) for key, t in state.items()}
     path = saved(tmp_path, behind("a.", same) | behind("b.", state))
-    assert "holds 2 backbones" in refused(f"torchvision:resnet10={path}")
+    assert "contains 2 backbones" in refused(f"torchvision:resnet10={path}")
     path = saved(tmp_path, behind("target.", same) | behind("b.", state))
     assert_loaded(load_weights(f"torchvision:resnet10={path}"), named)
 
@@ -646,7 +646,7 @@ def test_weights_of_torchvision_are_those_that_it_downloads(downloaded, resnet18
     downloaded(models.ResNet18_Weights.IMAGENET1K_V1, resnet18.state_dict())
     weights = load_weights("torchvision:resnet18:IMAGENET1K_V1")
     assert weights.title == "torchvision's ResNet-18, IMAGENET1K_V1"
-    assert (weights.image_size, weights.home) == (224, Path("judged/resnet18-IMAGENET1K_V1"))
+    assert (weights.image_size, weights.output_dir) == (224, Path("evaluations/resnet18-IMAGENET1K_V1"))
     assert_loaded(weights, beheaded(resnet18))
 
 
@@ -721,13 +721,13 @@ def test_a_run_is_its_newest_checkpoint(run):
     assert all(torch.equal(kept[key], state[f"online.backbone.{key}"]) for key in kept)
     assert any(not torch.equal(kept[key], state[f"target.backbone.{key}"]) for key in kept)
     assert weights.title == "our msf, resnet10, small-stride2 stem, width 0.125, step 6"
-    assert (weights.home, weights.name, weights.image_size) == (run, "", 16)
+    assert (weights.output_dir, weights.name, weights.image_size) == (run, "", 16)
     assert not any(module.training for module in weights.backbone.modules())
     assert weights.projector(features(weights.backbone, 16)).shape == (2, 16)
     assert fingerprint(load_encoder(run)) == fingerprint(weights.backbone)
     alone = load_weights(newest)
     assert fingerprint(alone.backbone) == fingerprint(weights.backbone)
-    assert (alone.home, alone.name) == (run, newest.stem)
+    assert (alone.output_dir, alone.name) == (run, newest.stem)
 
 
 def test_each_checkpoint_of_a_run_has_its_own_weights(run, tmp_path):
@@ -737,7 +737,7 @@ def test_each_checkpoint_of_a_run_has_its_own_weights(run, tmp_path):
     assert fingerprint(one.backbone) != fingerprint(two.backbone)
     away = load_weights(shutil.copy(first, tmp_path / "mine.pt"))
     assert fingerprint(away.backbone) == fingerprint(one.backbone)
-    assert (away.home, away.name) == (Path("judged/mine"), "")
+    assert (away.output_dir, away.name) == (Path("evaluations/mine"), "")
 
 
 def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_is_used(own):
@@ -765,7 +765,7 @@ def test_a_hostile_checkpoint_in_a_run_runs_nothing(own, tmp_path):
 def test_a_snapshot_is_refused(run):
     moment = min((run / "snapshots").glob("*.pt"))
     words = refused(moment)
-    assert words == f"{moment}: holds no whole model; need a run directory or its checkpoints/*.pt"
+    assert words == f"{moment}: contains no complete model; need a run directory or its checkpoints/*.pt"
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth", "pt"])
@@ -775,14 +775,14 @@ def test_an_exported_encoder_comes_back_bit_for_bit(run, tmp_path, suffix):
     back = load_weights(path)
     assert fingerprint(back.backbone) == fingerprint(weights.backbone)
     assert back.title == f"exported by meanshift, {weights.title}"
-    home = Path(f"judged/encoder-{fingerprint(back.backbone)[:6]}")
-    assert (back.image_size, back.home) == (16, home)
+    output_dir = Path(f"evaluations/encoder-{fingerprint(back.backbone)[:6]}")
+    assert (back.image_size, back.output_dir) == (16, output_dir)
     assert_loaded(back, weights.backbone)
 
 
 def test_torchvision_can_load_what_is_exported(tmp_path, resnet18):
     settings = config.Config(encoder=config.Encoder(name="resnet18"))
-    given = {"title": "ours", "image_size": 224, "home": tmp_path, "config": settings}
+    given = {"title": "ours", "image_size": 224, "output_dir": tmp_path, "config": settings}
     weights = Weights("ours", beheaded(resnet18), **given)
     path = export(weights, tmp_path / "encoder.safetensors")
     network = models.resnet18()
@@ -805,7 +805,7 @@ def test_a_spoilt_export_is_refused(run, tmp_path, suffix):
             {"meanshift": held["meanshift"]},
         )
     words = refused(path)
-    assert "not a whole exported encoder" in words and "conv1.weight" in words
+    assert "not the complete encoder" in words and "conv1.weight" in words
 
 
 def test_only_our_own_weights_are_exported_and_only_to_known_formats(run, tmp_path):
@@ -827,7 +827,7 @@ def test_the_untrained_encoder_is_the_one_that_the_run_began_with(run):
     assert fingerprint(weights.backbone) != fingerprint(load_weights(run).backbone)
     assert_loaded(weights, method.online.backbone.eval())
     assert weights.title.endswith("before its first step")
-    assert (weights.spec, weights.home, weights.name) == (f"untrained:{run}", run, "untrained")
+    assert (weights.spec, weights.output_dir, weights.name) == (f"untrained:{run}", run, "untrained")
     moment = checkpoint.read(min((run / "snapshots").glob("*.pt")))  # of epoch 0, in half precision
     kept = weights.backbone.state_dict()
     assert all(torch.equal(kept[k].to(v.dtype), v) for k, v in moment["weights"].items())

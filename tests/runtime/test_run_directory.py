@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from meanshift.config import Config
-from meanshift.runtime.run_directory import JSONLTail, RunDirectory, write_text
+from meanshift.runtime.files import JSONLTail, write_text
+from meanshift.runtime.run_directory import RunDirectory
 
 
 def begin(folder, **settings):

@@ -15,7 +15,7 @@ from PIL import Image
 from scipy.io import savemat
 from torchvision import datasets
 
-from meanshift.data.transfer_datasets import TABLE
+from meanshift.data.transfer_datasets import DATASETS
 
 SERIES = {"train": range(6), "val": range(6, 8), "trainval": range(8), "test": range(8, 12)}
 
@@ -189,9 +189,9 @@ def make_flowers102(root, monkeypatch):
 def write_copy(name, root, monkeypatch, **more):
     """Writes one and shrinks its entry of the table to it; gives the classes' names."""
     tiny = {"classes": 3, "sizes": (18, 6, 12)}
-    if TABLE[name].count:
+    if DATASETS[name].count:
         tiny |= {"count": 2}
-    if TABLE[name].drawn:
+    if DATASETS[name].drawn:
         tiny |= {"drawn": 8}
-    monkeypatch.setitem(TABLE, name, replace(TABLE[name], **{**tiny, **more}))
+    monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], **{**tiny, **more}))
     return globals()[f"make_{name}"](root, monkeypatch)

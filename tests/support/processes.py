@@ -1,11 +1,10 @@
-"""Real processes of one command that know of each other, as a launcher would start them."""
+"""Real processes of the program, alone or several together, to be watched, signaled and killed."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,32 +17,44 @@ import numpy as np
 from PIL import Image
 
 from meanshift.runtime import checkpoint
+from tests.support.forked import RANK_VARIABLES, ForkedCommand, free_port, rank_environment
 
-DEADLINE = 90.0
-"""seconds after which anything that still runs counts as hanging"""
+DEADLINE = 120.0
+"""seconds after which a process that still runs counts as hanging"""
 
-MODULE = ("-m", "meanshift")
-KNOWN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 TIMING = ("images_per_second", "seconds")
+"""metrics that differ from run to run"""
 
 
-def pretraining(photos: Path, out: Path, **changed: object) -> list[str]:
-    """The words of a command that trains a tiny network for 20 steps, in a second."""
+def pretrain_command(photos: Path, out: Path, **changed: object) -> list[str]:
+    """A command that trains a tiny network for 20 steps; `group__name=value` changes a setting."""
     settings = {
-        "data.image_size": 16, "data.workers": 0, "data.max_bad_fraction": 0.1, "data.validation": 0.2,
-        "encoder.width": 0.125, "encoder.stem": "small-stride2", "encoder.name": "resnet10",
-        "method.bank_size": 21, "method.k": 3, "train.epochs": 4, "train.batch_size": 6,
-        "optim.warmup_epochs": 1, "train.save_every": 0.3, "train.log_every": 1,
-        "train.monitor_every": 4, "train.snapshots": 2, "train.snapshot_images": 10,
+        "data.image_size": 16,
+        "data.workers": 0,
+        "data.max_bad_fraction": 0.1,
+        "data.validation": 0.2,
+        "encoder.name": "resnet10",
+        "encoder.stem": "small-stride2",
+        "encoder.width": 0.125,
+        "method.bank_size": 21,
+        "method.k": 3,
+        "optim.warmup_epochs": 1,
+        "train.epochs": 4,
+        "train.batch_size": 6,
+        "train.save_every": 0.3,
+        "train.log_every": 1,
+        "train.monitor_every": 2,
+        "train.snapshots": 2,
+        "train.snapshot_images": 10,
         "train.device": "cpu",
-    }  # fmt: skip
+    }
     settings |= {name.replace("__", "."): value for name, value in changed.items()}
     flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     return ["pretrain", "small", "--data", str(photos), "--out", str(out), *flags]
 
 
 def make_photos(root: Path) -> Path:
-    """37 images in 3 classes, of which one cannot be read."""
+    """37 images in 3 classes, one of which cannot be read."""
     noise = np.random.default_rng(0)
     for name in ("a", "b", "c"):
         (root / name).mkdir(parents=True)
@@ -54,159 +65,177 @@ def make_photos(root: Path) -> Path:
     return root
 
 
-class Group:
-    """Processes that were started together, with what each of them says in a file of its own."""
+class ProcessGroup:
+    """Processes that work together, by rank; the output of each is in a file of its own."""
 
-    def __init__(self, home: Path) -> None:
-        self.home, self.started = home, list[subprocess.Popen[bytes]]()
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: list[subprocess.Popen[bytes] | ForkedCommand] = []
 
-    def start(
+    def fork(
         self,
-        words: Sequence[str],
+        arguments: Sequence[str],
         env: Mapping[str, str],
         *,
         cwd: Path | None = None,
         before: Callable[[], None] | None = None,
     ) -> None:
-        with self._file(len(self.started)).open("wb") as told:
-            kept = {name: value for name, value in os.environ.items() if name not in KNOWN}
+        """Start a command of the program; `before` is called in its process."""
+        output = self._output_file(len(self.processes))
+        self.processes.append(
+            ForkedCommand(arguments, env=env, output=output, cwd=cwd, before=before)
+        )
+
+    def spawn(self, arguments: Sequence[str], env: Mapping[str, str]) -> None:
+        """Start a fresh Python interpreter."""
+        clean = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
+        with self._output_file(len(self.processes)).open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, *words], stdin=subprocess.DEVNULL, stdout=told, stderr=told,
-                env=kept | {"OMP_NUM_THREADS": "1"} | dict(env), cwd=cwd, preexec_fn=before,
+                [sys.executable, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**clean, **env},
                 start_new_session=True,
-            )  # fmt: skip
-        self.started.append(process)
+            )
+        self.processes.append(process)
 
     def signal(self, number: int, *ranks: int) -> None:
-        """To these, or to all."""
-        for rank in ranks or range(len(self.started)):
-            os.kill(self.started[rank].pid, number)
+        """Send a signal to these ranks, or to all."""
+        for rank in ranks or range(len(self.processes)):
+            os.kill(self.processes[rank].pid, number)
 
     def wait(self, *ranks: int, within: float = DEADLINE) -> list[int]:
-        """The exit codes of these, or of all."""
+        """The exit codes of these ranks, or of all."""
         until = time.monotonic() + within
         try:
             return [
-                self.started[rank].wait(max(0.01, until - time.monotonic()))
-                for rank in ranks or range(len(self.started))
+                self.processes[rank].wait(max(0.01, until - time.monotonic()))
+                for rank in ranks or range(len(self.processes))
             ]
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running after {within:g} s:\n{self.told}") from None
+            raise AssertionError(f"still running after {within:g} s:\n{self.output}") from None
 
-    def said(self, rank: int) -> str:
-        return self._file(rank).read_text(errors="replace")
+    def output_of(self, rank: int) -> str:
+        return self._output_file(rank).read_text(errors="replace")
 
     @property
-    def told(self) -> str:
-        """What all of them said, one after another."""
-        return "\n".join(self.said(rank) for rank in range(len(self.started)))
+    def output(self) -> str:
+        """The output of all ranks, one after another."""
+        return "\n".join(self.output_of(rank) for rank in range(len(self.processes)))
 
-    def end(self) -> None:
-        """Nobody stays, nor their children: each was started in a session of its own."""
-        for process in self.started:
+    def kill(self) -> None:
+        """Kill what still runs, with its children: each has a process group of its own."""
+        for process in self.processes:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def _file(self, rank: int) -> Path:
-        return self.home / f"{rank}.txt"
+    def _output_file(self, rank: int) -> Path:
+        return self.folder / f"{rank}.txt"
 
 
 @contextmanager
-def together(
+def start_processes(
     world: int,
     arguments: Sequence[str],
-    home: Path,
+    folder: Path,
     *,
-    program: Sequence[str] = MODULE,
+    fresh: bool = False,
     cwds: Sequence[Path] = (),
     before: Mapping[int, Callable[[], None]] | None = None,
-) -> Iterator[Group]:
-    """`world` processes of a command; what each says goes to a file in `home`."""
+) -> Iterator[ProcessGroup]:
+    """`world` processes of a command; the output of each is a file in `folder`.
+
+    They are forked from the test, which starts them at once; `fresh` ones are new interpreters.
+    """
     port = free_port()
-    with _group(home) as group:
+    with _group(folder) as group:
         for rank in range(world):
-            given = (rank, rank, world, "127.0.0.1", port) if world > 1 else ()
-            env = {name: str(value) for name, value in zip(KNOWN, given, strict=False)}
-            cwd = cwds[rank] if cwds else None
-            group.start([*program, *arguments], env, cwd=cwd, before=(before or {}).get(rank))
+            env = rank_environment(world, rank, port)
+            if fresh:
+                group.spawn(["-m", "meanshift", *arguments], env)
+            else:
+                cwd = cwds[rank] if cwds else None
+                group.fork(arguments, env, cwd=cwd, before=(before or {}).get(rank))
         yield group
 
 
 @contextmanager
 def torchrun(
-    world: int, arguments: Sequence[str], home: Path, *, restarts: int = 0
-) -> Iterator[Group]:
-    """The launcher itself, as a group of one that has children."""
+    world: int, arguments: Sequence[str], folder: Path, *, restarts: int = 0
+) -> Iterator[ProcessGroup]:
+    """The launcher itself, as a group of one process that has children."""
     launch = f"--standalone --nproc-per-node {world} --max-restarts {restarts}".split()
-    with _group(home) as group:
-        group.start(["-m", "torch.distributed.run", *launch, *MODULE, *arguments], {})
+    with _group(folder) as group:
+        group.spawn(["-m", "torch.distributed.run", *launch, "-m", "meanshift", *arguments], {})
         try:
             yield group
         finally:
-            left = [process_of(group, rank) for rank in range(world)]
-            group.end()
-            for process in left:  # torchrun gives each a session of its own
-                if process is not None:
+            workers = [worker_pid(group, rank) for rank in range(world)]
+            group.kill()
+            for pid in workers:  # torchrun gives each a session of its own
+                if pid is not None:
                     with suppress(ProcessLookupError):
-                        os.kill(process, signal.SIGKILL)
+                        os.kill(pid, signal.SIGKILL)
 
 
-def run(world: int, arguments: Sequence[str], home: Path, **how: Any) -> tuple[list[int], Group]:
-    """Start and wait: the exit codes, and what was said."""
-    with together(world, arguments, home, **how) as group:
+def run_processes(
+    world: int, arguments: Sequence[str], folder: Path, **how: Any
+) -> tuple[list[int], ProcessGroup]:
+    """Start processes and wait for them: exit codes, and the group for its output."""
+    with start_processes(world, arguments, folder, **how) as group:
         return group.wait(), group
 
 
 @contextmanager
-def _group(home: Path) -> Iterator[Group]:
-    home.mkdir(parents=True, exist_ok=True)
-    group = Group(home)
+def _group(folder: Path) -> Iterator[ProcessGroup]:
+    folder.mkdir(parents=True, exist_ok=True)
+    group = ProcessGroup(folder)
     try:
         yield group
     finally:
-        group.end()
+        group.kill()
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-def process_of(launcher: Group, rank: int) -> int | None:
-    """The process that torchrun started as the one of this rank."""
+def worker_pid(launcher: ProcessGroup, rank: int) -> int | None:
+    """The process that torchrun started for a rank."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            known = (folder / "environ").read_bytes().split(b"\0")
+            environment = (folder / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if parent == launcher.started[0].pid and f"RANK={rank}".encode() in known:
+        if parent == launcher.processes[0].pid and f"RANK={rank}".encode() in environment:
             return int(folder.name)
     return None
 
 
-def lines(out: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+def read_lines(out: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    """The lines of a run's file; none if there is no file."""
     path = out / name
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def grown(out: Path, count: int, group: Group) -> None:
-    """Wait until the metrics have `count` lines, as long as anyone is alive to write them."""
-    path, until = out / "metrics.jsonl", time.monotonic() + DEADLINE
+def wait_for_lines(out: Path, count: int, group: ProcessGroup) -> None:
+    """Wait until the metrics have `count` lines, as long as a process lives to write them."""
+    path = out / "metrics.jsonl"
+    until = time.monotonic() + DEADLINE
     while not path.exists() or path.read_bytes().count(b"\n") < count:
-        assert time.monotonic() < until, f"the run does not get on:\n{group.told}"
-        assert None in [process.poll() for process in group.started], group.told
+        assert time.monotonic() < until, f"the run makes no progress:\n{group.output}"
+        assert None in [process.poll() for process in group.processes], group.output
         time.sleep(0.002)
 
 
 def outcome(out: Path) -> tuple[Any, ...]:
-    """Everything that must not depend on interruptions."""
-    state, wrong = checkpoint.latest(out / "checkpoints")
-    assert state is not None and not wrong
+    """Everything of a run that must not depend on interruptions."""
+    state, unreadable = checkpoint.latest(out / "checkpoints")
+    assert state is not None and not unreadable
     parts = list(checkpoint.parts(out / "checkpoints", state))
-    kept = [{k: v for k, v in line.items() if k not in TIMING} for line in lines(out)]
-    moments = [checkpoint.read(path) for path in sorted((out / "snapshots").glob("*.pt"))]
-    bad = [w for w in lines(out, "warnings.jsonl") if w["kind"] == "bad image"]
-    return state, kept, moments, bad, parts
+    metrics = [
+        {name: value for name, value in line.items() if name not in TIMING}
+        for line in read_lines(out)
+    ]
+    snapshots = [checkpoint.read(path) for path in sorted((out / "snapshots").glob("*.pt"))]
+    bad = [line for line in read_lines(out, "warnings.jsonl") if line["kind"] == "bad image"]
+    return state, metrics, snapshots, bad, parts

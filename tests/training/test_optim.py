@@ -1,4 +1,4 @@
-"""The optimizer's reach, and every schedule against its formula."""
+"""Parameter groups and the learning rate against their definitions, and when something happens."""
 
 import itertools
 import math
@@ -7,129 +7,160 @@ import pytest
 import torch
 from torch import nn
 
-from meanshift.config import Config, Train
-from meanshift.methods.msf import MeanShift
+from meanshift.config import Config, Optim
+from meanshift.methods import MeanShift, Method
 from meanshift.training.optim import Schedule, build_optimizer
 
 STEPS = 7
 
 
-def schedule(**settings):
+def make_schedule(**settings):
     overrides = {name.replace("__", "."): value for name, value in settings.items()}
-    return Schedule(Config().with_overrides(overrides), steps=STEPS)
+    return Schedule(Config().with_overrides(overrides), steps_per_epoch=STEPS)
 
 
-def by_step(function, plan):
-    return [function(step) for step in range(plan.total)]
+def lrs(schedule):
+    return [schedule.lr(step) for step in range(schedule.total)]
 
 
 def small_method():
     return MeanShift(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), 4, k=2, bank_size=8)
 
 
+class Grouped(Method):
+    """Two linear layers, each a group of parameters of its own."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.online = nn.Linear(3, 2)
+        self.head = nn.Linear(2, 2)
+        self.options = options
+
+    @classmethod
+    def views(cls, settings, operators):
+        return ()
+
+    @classmethod
+    def build(cls, settings, context):
+        return cls()
+
+    def parameter_groups(self):
+        head = {"params": list(self.head.parameters()), **self.options}
+        return [{"params": list(self.online.parameters())}, head]
+
+
 def test_total_steps():
-    assert schedule(train__epochs=3).total == 3 * STEPS
+    assert make_schedule(train__epochs=3).total == 3 * STEPS
 
 
 def test_lr_by_epoch_is_the_authors_rule():
-    plan = schedule(train__epochs=10, optim__lr=0.05)
+    schedule = make_schedule(train__epochs=10, optim__lr=0.05)
     authors = [0.05 / 2 * (1 + math.cos(math.pi * (e - 1) / 10)) for e in range(1, 11)]
-    by_hand = [rate for rate in authors for _ in range(STEPS)]
-    assert by_step(plan.lr, plan) == pytest.approx(by_hand, rel=1e-12)
+    by_hand = [lr for lr in authors for _ in range(STEPS)]
+    assert lrs(schedule) == pytest.approx(by_hand, rel=1e-12)
 
 
 def test_lr_by_step_is_a_cosine_over_all_steps():
-    plan = schedule(train__epochs=5, optim__lr=0.3, optim__schedule="step")
+    schedule = make_schedule(train__epochs=5, optim__lr=0.3, optim__schedule="step")
     by_hand = [0.3 / 2 * (1 + math.cos(math.pi * s / (5 * STEPS))) for s in range(5 * STEPS)]
-    assert by_step(plan.lr, plan) == pytest.approx(by_hand, rel=1e-12)
-
-
-@pytest.mark.parametrize("kind", ["epoch", "step"])
-@pytest.mark.parametrize("warmup", [1, 3])
-def test_warm_up_rises_to_the_rate_and_the_cosine_falls_from_it(kind, warmup):
-    plan = schedule(
-        train__epochs=8, optim__lr=0.2, optim__warmup_epochs=warmup, optim__schedule=kind
-    )
-    rates = by_step(plan.lr, plan)
-    top = warmup * STEPS
-    assert rates[: top + 1] == sorted(rates[: top + 1])
-    assert rates[top] == max(rates) == pytest.approx(0.2)
-    assert rates[top:] == sorted(rates[top:], reverse=True)
-    assert 0 <= rates[0] < 0.2 and 0 < rates[-1] < 0.05
+    assert lrs(schedule) == pytest.approx(by_hand, rel=1e-12)
 
 
 @pytest.mark.parametrize(("kind", "stride"), [("epoch", STEPS), ("step", 1)])
 @pytest.mark.parametrize("warmup", [1, 3])
-def test_warm_up_is_linear_up_to_the_rate(kind, stride, warmup):
-    plan = schedule(
+def test_warm_up_rises_linearly_to_lr_and_the_cosine_falls_from_it(kind, stride, warmup):
+    schedule = make_schedule(
         train__epochs=8, optim__lr=0.2, optim__warmup_epochs=warmup, optim__schedule=kind
     )
-    rises = [b - a for a, b in itertools.pairwise(
-        plan.lr(step) for step in range(0, warmup * STEPS + 1, stride))]  # fmt: skip
-    assert rises == pytest.approx([rises[0]] * len(rises))
+    values, top = lrs(schedule), warmup * STEPS
+    rises = [b - a for a, b in itertools.pairwise(values[: top + 1 : stride])]
+    assert rises == pytest.approx([rises[0]] * len(rises)) and rises[0] > 0
+    assert values[top] == max(values) == pytest.approx(0.2)
+    assert values[top:] == sorted(values[top:], reverse=True)
+    assert 0 <= values[0] < 0.2 and 0 < values[-1] < 0.05
 
 
-def test_k_is_constant_by_default():
-    plan = schedule(train__epochs=4, method__k=7)
-    assert by_step(plan.k, plan) == [7] * plan.total
+def test_the_last_epoch_of_a_short_run_has_no_warm_up():
+    schedule = make_schedule(train__epochs=2, optim__warmup_epochs=5, optim__lr=0.2)
+    assert lrs(schedule) == pytest.approx([0.1] * STEPS + [0.2] * STEPS)
 
 
-@pytest.mark.parametrize(("start", "k", "epochs"), [(1, 5, 10), (2, 4, 9), (1, 1, 3)])
-def test_a_growing_k_covers_its_range_in_equal_stretches(start, k, epochs):
-    plan = schedule(
-        train__epochs=epochs, method__k=k, method__k_start=start, method__k_schedule="linear"
-    )
-    stretch = plan.total // (k - start + 1)
-    by_hand = [value for value in range(start, k + 1) for _ in range(stretch)]
-    assert by_step(plan.k, plan) == by_hand
+# Parameter groups
 
 
-@pytest.mark.parametrize("epochs", [2, 7, 17])
-def test_a_growing_k_never_falls_and_stays_in_its_range(epochs):
-    plan = schedule(train__epochs=epochs, method__k=5, method__k_schedule="linear")
-    values = by_step(plan.k, plan)
-    assert values == sorted(values)
-    assert values[0] == 1 and values[-1] <= 5 and values[-1] > 1
-    assert all(len({plan.k(e * STEPS), plan.k(e * STEPS + STEPS - 1)}) == 1 for e in range(epochs))
-
-
-def test_momentum_is_constant_by_default():
-    plan = schedule(train__epochs=4, method__momentum=0.97)
-    assert by_step(plan.momentum, plan) == [0.97] * plan.total
-
-
-def test_cosine_momentum_is_byols_rule_and_ends_near_one():
-    plan = schedule(train__epochs=20, method__momentum=0.9, method__momentum_schedule="cosine")
-    values = by_step(plan.momentum, plan)
-    total = 20 * STEPS
-    by_hand = [1 - 0.1 * (math.cos(math.pi * s / total) + 1) / 2 for s in range(total)]
-    assert values == pytest.approx(by_hand)
-    assert values[0] == pytest.approx(0.9) and 0.9999 < values[-1] < 1
-
-
-def test_weight_decay_spares_nothing():
+def test_weight_decay_applies_to_everything():
     method = small_method()
-    optimizer = build_optimizer(Train(lr=0.3, sgd_momentum=0.8, weight_decay=0.01), method)
-    for group in optimizer.param_groups:
-        assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.3, 0.8, 0.01)
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    learning = [*method.online.parameters(), *method.predictor.parameters()]
-    assert held == {id(p) for p in learning}
-
-
-def test_decay_shrinks_biases_and_batch_norm_too():
-    network = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-    optimizer = build_optimizer(Train(lr=0.5, weight_decay=0.1), network)
-    before = [p.detach().clone() for p in network.parameters()]
-    for p in network.parameters():
-        p.grad = torch.zeros_like(p)
+    optimizer = build_optimizer(Optim(lr=0.3, momentum=0.8, weight_decay=0.01), method)
+    (group,) = optimizer.param_groups
+    assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.3, 0.8, 0.01)
+    trained = [*method.online.parameters(), *method.predictor.parameters()]
+    assert {id(p) for p in group["params"]} == {id(p) for p in trained}
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)
+    before = [parameter.detach().clone() for parameter in trained]
     optimizer.step()
-    for old, new in zip(before, network.parameters(), strict=True):
-        torch.testing.assert_close(new.detach(), old * 0.95)
+    for old, new in zip(before, trained, strict=True):
+        torch.testing.assert_close(new.detach(), old * (1 - 0.3 * 0.01))
 
 
 def test_the_targets_parameters_are_not_in_the_optimizer():
     method = small_method()
-    held = {id(p) for p in build_optimizer(Train(), method).param_groups[0]["params"]}
+    optimized = {id(p) for p in build_optimizer(Optim(), method).param_groups[0]["params"]}
     targets = {id(p) for p in method.target.parameters()}
-    assert targets and held.isdisjoint(targets)
+    assert targets and optimized.isdisjoint(targets)
+
+
+def test_a_group_has_a_learning_rate_and_a_weight_decay_of_its_own():
+    method = Grouped(lr_scale=10.0, weight_decay=0.0)
+    optimizer = build_optimizer(Optim(weight_decay=0.01), method)
+    schedule = make_schedule(train__epochs=4, optim__lr=0.2)
+    for step in (0, 2 * STEPS):
+        assert schedule.set_lr(optimizer, step) == schedule.lr(step)
+        first, head = optimizer.param_groups
+        assert first["lr"] == schedule.lr(step) and head["lr"] == 10 * schedule.lr(step)
+    assert (first["weight_decay"], head["weight_decay"]) == (0.01, 0.0)
+
+
+def test_a_group_that_is_not_scheduled_keeps_its_learning_rate():
+    optimizer = build_optimizer(Optim(), Grouped(scheduled=False, lr_scale=0.5))
+    schedule = make_schedule(train__epochs=4, optim__lr=0.2, optim__warmup_epochs=1)
+    for step in range(0, schedule.total, 5):
+        schedule.set_lr(optimizer, step)
+        first, head = optimizer.param_groups
+        assert first["lr"] == schedule.lr(step) and head["lr"] == pytest.approx(0.1)
+
+
+# When something happens
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "batches"), [(1, [1] * 7), (2, [2, 2, 2, 1]), (3, [3, 3, 1]), (9, [7])]
+)
+def test_updates_average_so_many_batches_and_end_with_the_epoch(accumulate, batches):
+    schedule = make_schedule(train__epochs=2, optim__accumulate=accumulate)
+    sizes = [schedule.update_size(step) for step in range(schedule.total)]
+    updates = [step for step in range(schedule.total) if schedule.updates_after(step)]
+    ends = list(itertools.accumulate(batches * 2))
+    assert updates == [end - 1 for end in ends]
+    assert sizes == [size for size in batches * 2 for _ in range(size)]
+
+
+def test_epochs_begin_and_end():
+    schedule = make_schedule(train__epochs=3)
+    steps = range(schedule.total)
+    assert [step for step in steps if schedule.begins_epoch(step)] == [0, 7, 14]
+    assert [step for step in steps if schedule.ends_epoch(step)] == [6, 13, 20]
+
+
+@pytest.mark.parametrize(("every", "expected"), [(0, [5]), (2, [2, 4, 5]), (9, [5])])
+def test_what_is_due_every_so_many_epochs_is_due_at_the_end(every, expected):
+    schedule = make_schedule(train__epochs=5)
+    assert [epoch for epoch in range(1, 6) if schedule.is_due(epoch, every)] == expected
+
+
+@pytest.mark.parametrize(
+    ("save_every", "expected"), [(1, [7, 14]), (0.5, [4, 7, 11, 14]), (2, [14]), (3, [])]
+)
+def test_a_save_is_due_when_a_multiple_of_the_epochs_has_passed(save_every, expected):
+    schedule = make_schedule(train__epochs=2, train__save_every=save_every)
+    assert [steps for steps in range(1, 15) if schedule.save_due(steps)] == expected

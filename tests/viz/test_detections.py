@@ -1,6 +1,7 @@
-"""The image of detections: right boxes in right styles, and tags that fit any photograph."""
+"""The image of detections: boxes in their styles, tags that fit any image, results on disk."""
 
 import itertools
+import json
 import threading
 
 import numpy as np
@@ -11,7 +12,7 @@ from PIL import Image
 
 from meanshift.ops.average_precision import Detections, GroundTruth
 from meanshift.viz import detections, style
-from meanshift.viz.detections import FALSE, FOUND, HARD, MISSED
+from meanshift.viz.detections import DIFFICULT, FALSE, FOUND, MISSED
 
 CLASSES = ["cat", "dog"]
 
@@ -21,11 +22,11 @@ def photo(height=300, width=400, gray=128):
 
 
 def truth(boxes=(), labels=(), difficult=None):
-    hard = [False] * len(boxes) if difficult is None else difficult
+    difficult = [False] * len(boxes) if difficult is None else difficult
     return GroundTruth(
         torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4),
         torch.tensor(labels, dtype=torch.int64),
-        torch.tensor(hard, dtype=torch.bool),
+        torch.tensor(difficult, dtype=torch.bool),
     )
 
 
@@ -42,7 +43,7 @@ def draw(images, truths, founds, titles=None, **options):
     return detections.draw(images, truths, founds, titles=titles, **{"classes": CLASSES, **options})
 
 
-def words(figure):
+def texts_of(figure):
     return [text.get_text() for text in figure.axes[0].texts]
 
 
@@ -72,7 +73,7 @@ def pixels(figure):
 
 
 def extents(figure, texts):
-    """The room that texts take, in pixels from the lower left."""
+    """The boxes around texts, in pixels from the lower left."""
     renderer = canvas_of(figure).get_renderer()
     return [text.get_window_extent(renderer) for text in texts]
 
@@ -98,7 +99,7 @@ SCENE = (
 )
 
 
-def test_found_missed_and_false_alarms_have_their_own_lines_and_tags():
+def test_found_missed_and_false_positives_have_their_own_lines_and_tags():
     figure = draw(*SCENE)
     assert len({style.line for style in detections.STYLES}) == len(detections.STYLES)
     scale = 420 / 300
@@ -110,29 +111,29 @@ def test_found_missed_and_false_alarms_have_their_own_lines_and_tags():
         pytest.approx((56, 84, 196, 224)),
         pytest.approx((420, 14, 546, 112)),
     ]
-    assert boxes_of(figure, HARD) == []
+    assert boxes_of(figure, DIFFICULT) == []
     assert [tag.get_text() for tag in tags(figure)] == ["cat 0.93", "dog", "dog 0.71", "cat 0.60"]
-    assert words(figure)[0] == "1 of 2 objects found, 2 false alarms"
-    assert words(figure)[-3:] == ["found", "missed", "false alarm (score ≥ 0.5)"]
-    assert "000000" in words(figure)
+    assert texts_of(figure)[0] == "1 of 2 objects found, 2 false positives"
+    assert texts_of(figure)[-3:] == ["found", "missed", "false positive (score ≥ 0.5)"]
+    assert "000000" in texts_of(figure)
 
 
-def test_the_score_decides_who_is_looked_at():
-    assert detections.count(*SCENE[1:]) == "1 of 2 objects found, 2 false alarms"
-    assert detections.count(*SCENE[1:], score=0.7) == "1 of 2 objects found, 1 false alarm"
-    assert detections.count(*SCENE[1:], score=0.95) == "0 of 2 objects found, 0 false alarms"
-    assert detections.count(*SCENE[1:], score=0.1) == "1 of 2 objects found, 3 false alarms"
+def test_detections_below_the_score_are_left_out():
+    assert detections.summarize(*SCENE[1:]) == "1 of 2 objects found, 2 false positives"
+    assert detections.summarize(*SCENE[1:], score=0.7) == "1 of 2 objects found, 1 false positive"
+    assert detections.summarize(*SCENE[1:], score=0.95) == "0 of 2 objects found, 0 false positives"
+    assert detections.summarize(*SCENE[1:], score=0.1) == "1 of 2 objects found, 3 false positives"
     figure = draw(*SCENE, score=0.95)
     assert [tag.get_text() for tag in tags(figure)] == ["cat", "dog"]
-    assert words(figure)[-1] == "false alarm (score ≥ 0.95)"
+    assert texts_of(figure)[-1] == "false positive (score ≥ 0.95)"
 
 
-def test_difficult_objects_are_drawn_apart_and_not_counted():
+def test_difficult_objects_are_drawn_in_their_own_style_and_not_counted():
     there = truth([[40, 60, 140, 160], [200, 100, 300, 200]], [0, 1], [True, True])
     figure = draw([photo()], [there], [found([[40, 60, 140, 160]], [0.9], [0])])
-    assert len(boxes_of(figure, HARD)) == 2 and tags(figure) == []
-    assert words(figure)[0] == "0 of 0 objects found, 0 false alarms"
-    assert words(figure)[-1] == "difficult"
+    assert len(boxes_of(figure, DIFFICULT)) == 2 and tags(figure) == []
+    assert texts_of(figure)[0] == "0 of 0 objects found, 0 false positives"
+    assert texts_of(figure)[-1] == "difficult"
     legend = extents(figure, figure.axes[0].texts[-4:])
     assert legend[-1].x1 <= figure.bbox.x1
     lines = [line.get_xdata() for line in figure.axes[0].lines if len(line.get_xdata()) == 2]
@@ -175,37 +176,37 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES.keys())
-def test_photographs_keep_their_shape_and_rows_are_straight(shapes):
+def test_images_keep_their_aspect_ratio_and_rows_are_straight(shapes):
     images = [photo(*shape, gray=10 * (i + 1)) for i, shape in enumerate(shapes)]
-    sheet, places = detections._lay(images)
+    sheet, places = detections._lay_out(images)
     for image, (left, top, right, bottom) in zip(images, places, strict=True):
         assert 0 <= left < right <= sheet.shape[1] and 0 <= top < bottom <= sheet.shape[0]
         assert (sheet[top:bottom, left:right] == int(image[0, 0, 0])).all()
         shape = image.shape[2] / image.shape[1]
         assert abs((right - left) - shape * (bottom - top)) <= 1 + shape / 2
-        assert bottom - top <= detections.HIGHEST
+        assert bottom - top <= detections.MAX_HEIGHT
     painted = sum((right - left) * (bottom - top) for left, top, right, bottom in places)
-    assert int((sheet[:, :, 0] < 255).sum()) == painted  # none lies on another
+    assert int((sheet[:, :, 0] < 255).sum()) == painted  # no two overlap
     rows = [list(of) for _, of in itertools.groupby(places, key=lambda place: place[1])]
     assert all(len({place[3] for place in row}) == 1 for row in rows)
     if len(shapes) > 6:
-        assert all(abs(row[-1][2] - detections.WIDE) <= 1 for row in rows)
+        assert all(abs(row[-1][2] - detections.ROW_WIDTH) <= 1 for row in rows)
 
 
-def test_a_tiny_photograph_keeps_its_pixels_and_a_large_one_is_smooth():
+def test_a_tiny_image_keeps_its_pixels_and_a_large_one_is_smooth():
     chess = ((torch.arange(64)[:, None] + torch.arange(64)) % 2 * 255).byte().expand(3, 64, 64)
-    sheet, [(left, top, right, bottom)] = detections._lay([chess])
+    sheet, [(left, top, right, bottom)] = detections._lay_out([chess])
     assert set(np.unique(sheet[top:bottom, left:right])) == {0, 255}
     large = chess.repeat(1, 10, 10)
-    sheet, [(left, top, right, bottom)] = detections._lay([large])
+    sheet, [(left, top, right, bottom)] = detections._lay_out([large])
     assert len(np.unique(sheet[top:bottom, left:right])) > 2
 
 
 def test_at_most_24_are_drawn_and_counted():
     one = truth([[40, 60, 140, 160]], [0])
     figure = draw([photo()] * 30, [one] * 30, [found()] * 30)
-    assert words(figure)[0] == "0 of 24 objects found, 0 false alarms"
-    assert "000023" in words(figure) and "000024" not in words(figure)
+    assert texts_of(figure)[0] == "0 of 24 objects found, 0 false positives"
+    assert "000023" in texts_of(figure) and "000024" not in texts_of(figure)
 
 
 # Tags
@@ -227,13 +228,13 @@ def crowd(seed, shape, count):
 
 
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES.keys())
-def test_no_text_lies_on_another_or_leaves_its_photograph(shapes):
+def test_no_text_overlaps_another_or_leaves_its_image(shapes):
     names = ["Felis silvestris catus", "W" * 40]
     both = [crowd(seed, shape, 8) for seed, shape in enumerate(shapes)]
     images = [photo(*shape) for shape in shapes]
     titles = [f"folder/{'w' * (i % 9 * 4)}.jpg" for i in range(len(shapes))]
     figure = draw(images, [one for one, _ in both], [one for _, one in both], titles, classes=names)
-    _, places = detections._lay(images)
+    _, places = detections._lay_out(images)
     texts = [text for text in figure.axes[0].texts if text.get_text()]
     room = extents(figure, texts)
     assert overlaps(room) == []
@@ -249,7 +250,7 @@ def test_no_text_lies_on_another_or_leaves_its_photograph(shapes):
     assert tags(figure) or min(map(min, shapes)) < 100
 
 
-def test_boxes_stay_on_their_photograph():
+def test_boxes_stay_on_their_image():
     figure = draw([photo()], [truth([[-50, -50, 900, 900]], [0])], [found()])
     assert boxes_of(figure, MISSED) == [(2, 2, 558, 418)]
 
@@ -258,7 +259,9 @@ def test_long_names_are_shortened_and_strange_ones_are_drawn(tmp_path):
     names = ["Felis silvestris catus", "$日本_x\udcff"]
     figure = draw(*SCENE, ["$a_日\udcff"], classes=names)
     assert [tag.get_text() for tag in tags(figure)][:2] == ["Felis silvest… 0.93", "$日本_x?"]
-    files = style.save(figure, tmp_path / "detections", title="Detections", text=words(figure)[0])
+    files = style.save(
+        figure, tmp_path / "detections", title="Detections", text=texts_of(figure)[0]
+    )
     assert [file.name for file in files] == ["detections.png", "detections.svg"]
     with Image.open(files[0]) as image:
         assert image.size == (612, 86 + 420 + 26 + 6)
@@ -267,7 +270,7 @@ def test_long_names_are_shortened_and_strange_ones_are_drawn(tmp_path):
 
 def test_images_without_objects_are_drawn_bare():
     figure = draw([photo()] * 2, [truth()] * 2, [found()] * 2)
-    assert words(figure)[0] == "0 of 0 objects found, 0 false alarms"
+    assert texts_of(figure)[0] == "0 of 0 objects found, 0 false positives"
     assert tags(figure) == [] and len(figure.axes[0].lines) == 3  # the legend's
 
 
@@ -284,8 +287,62 @@ def test_the_same_figure_from_several_threads():
     assert len(images) == 3 and all(np.array_equal(images[0], image) for image in images.values())
 
 
-def test_what_does_not_belong_together_is_refused():
+def test_inputs_of_different_lengths_are_refused():
     with pytest.raises(ValueError, match="got 1 images, 1 truths, 0 detections and 1 titles"):
         draw([photo()], [truth()], [])
-    with pytest.raises(ValueError, match="and an image"):
+    with pytest.raises(ValueError, match="at least one image"):
         draw([], [], [])
+
+
+# Stored results
+
+
+def write_result(folder, name="detect-VOC2007", *, images=2):
+    """A result as `evaluate detect` stores it, with one box per image that is found."""
+    for index in range(images):
+        pixels = np.full((60, 80, 3), 40 * (index + 1), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{index:06d}.png")
+    one_each = np.ones(images, np.int64)
+    boxes = np.tile(np.array([[10, 10, 40, 40]], np.float32), (images, 1))
+    labels = np.zeros(images, np.int64)
+    np.savez(
+        folder / f"{name}.npz",
+        titles=np.array([f"VOC2007/{index:06d}" for index in range(images)]),
+        files=np.array([str(folder / f"{index:06d}.png") for index in range(images)]),
+        classes=np.array(CLASSES),
+        truth_counts=one_each,
+        truth_boxes=boxes,
+        truth_labels=labels,
+        truth_difficult=np.zeros(images, bool),
+        detection_counts=2 * one_each,
+        detection_boxes=np.repeat(boxes, 2, 0),
+        detection_scores=np.tile(np.array([0.9, 0.2], np.float32), images),
+        detection_labels=np.repeat(labels, 2),
+    )
+    card = {"protocol": "detect", "encoder": "runs/a: resnet50, step 10"}
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps({"metrics": {"AP50": 50.0}, "card": card}))
+    return path
+
+
+def test_a_stored_result_is_drawn_beside_its_card(tmp_path):
+    card = write_result(tmp_path)
+    assert detections.draw_result(card) == "2 of 2 objects found, 0 false positives"
+    with Image.open(tmp_path / "detect-VOC2007.png") as image:
+        assert image.text["Title"] == "detect: runs/a: resnet50, step 10"
+        assert image.text["Description"] == "2 of 2 objects found, 0 false positives"
+        pixels = np.asarray(image.convert("RGB"))
+    for gray in (40, 80):
+        assert (pixels == gray).all(2).sum() > 1000
+    green = [int(FOUND.color[i : i + 2], 16) for i in (1, 3, 5)]
+    assert (np.abs(pixels.astype(int) - green).sum(2) < 30).sum() > 200
+
+
+def test_images_that_are_gone_are_left_out(tmp_path):
+    card = write_result(tmp_path, images=3)
+    (tmp_path / "000001.png").unlink()
+    assert detections.draw_result(card) == "2 of 2 objects found, 0 false positives"
+    for file in tmp_path.glob("0*.png"):
+        file.unlink()
+    with pytest.raises(ValueError, match="at least one image"):
+        detections.draw_result(card)

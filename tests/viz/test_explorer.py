@@ -89,7 +89,7 @@ def add_snapshot(folder, epoch, spoil=False):
     train, _ = train_and_validation(config.data.source, config.data.validation, seed=0)
     indices = torch.arange(len(train))[: min(size, len(train))]
     features = extract_features(
-        network.eval(), train.take(indices), image_size=config.data.image_size,
+        network.eval(), train.subset(indices), image_size=config.data.image_size,
         device=torch.device("cpu"),
     )  # fmt: skip
     features = torch.full_like(features, torch.nan) if spoil else features
@@ -669,7 +669,7 @@ def test_distances_are_those_of_the_snapshots_own_weights(explorer, run):
         rows = F.normalize(
             extract_features(network.eval(), held, image_size=16, device=device), dim=1
         )
-        query = F.normalize(extract_features(network, explorer.run.source.take(torch.tensor([9])),
+        query = F.normalize(extract_features(network, explorer.run.source.subset(torch.tensor([9])),
                                     image_size=16, device=device), dim=1)  # fmt: skip
         far = (1 - query @ rows.T)[0]
         told = patiently(
@@ -908,14 +908,14 @@ def test_of_what_waits_for_its_turn_only_the_last_is_made(monkeypatch):
 def test_who_waits_for_work_that_is_stopped_is_told_so(tmp_path, monkeypatch):
     explorer = Explorer(Run(make_run(tmp_path / "run", arrays(tmp_path / "p.npz", count=600))))
     explorer.searcher.work = Work(patience=20.0)
-    begun, go, gather = threading.Event(), threading.Event(), type(explorer.run.source).gather
+    begun, go, gather = threading.Event(), threading.Event(), type(explorer.run.source).read_batch
 
     def slowly(self, indices):
         begun.set()
         go.wait(10)
         return gather(self, indices)
 
-    monkeypatch.setattr(type(explorer.run.source), "gather", slowly)
+    monkeypatch.setattr(type(explorer.run.source), "read_batch", slowly)
     told = []
     with served(explore.build(explorer)[0]) as port:
         ask = threading.Thread(target=lambda: told.append(get(port, "/api/ready?in=train&epoch=0")))
@@ -942,13 +942,13 @@ def test_work_that_failed_is_tried_again():
 
 def test_stopping_ends_the_reading_of_images(tmp_path, monkeypatch):
     explorer = Explorer(Run(make_run(tmp_path / "run", arrays(tmp_path / "p.npz", count=600))))
-    slow, gather = threading.Event(), type(explorer.run.source).gather
+    slow, gather = threading.Event(), type(explorer.run.source).read_batch
 
     def slowly(self, indices):
         slow.wait(5)
         return gather(self, indices)
 
-    monkeypatch.setattr(type(explorer.run.source), "gather", slowly)
+    monkeypatch.setattr(type(explorer.run.source), "read_batch", slowly)
     with served(explore.build(explorer)[0]) as port:
         told = get(port, "/api/ready?in=train&epoch=0")
         assert told.status == 202 and told.json["pending"].startswith("Features of 600 images")

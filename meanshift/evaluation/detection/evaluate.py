@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from meanshift.data.voc import Annotated, Boxes
+from meanshift.data.voc import AnnotatedImage, DetectionDataset
 from meanshift.evaluation.context import EncoderContext, Result
 from meanshift.evaluation.detection.model import DetectionSettings, build_detector
 from meanshift.evaluation.detection.train import Learned, detect, learn, refuse_many
@@ -39,7 +39,7 @@ PAPER: dict[str, tuple[float, float, float]] = {  # ResNet-50, 07+12 trainval, 0
 
 
 def evaluate(
-    judged: EncoderContext, train: Boxes, test: Boxes, *, recipe: DetectionSettings, seeds: int = 1
+    judged: EncoderContext, train: DetectionDataset, test: DetectionDataset, *, recipe: DetectionSettings, seeds: int = 1
 ) -> Result:
     """AP, AP50 and AP75 by VOC's metric of 2007 and by COCO's, the mean over seeds.
 
@@ -80,7 +80,7 @@ def evaluate(
     }
     unreadable = {title for trial in trials for title in (*trial.told.bad, *trial.lost)}
     card = {
-        "data": f"{train.place}: {train.name}, judged on {test.name}",
+        "data": f"{train.folder_name}: {train.name}, judged on {test.name}",
         "root": str(train.root.absolute()),
         "split": "images as listed; difficult objects are trained on and not judged",
         "sizes": {"train": len(train), "test": len(test)},
@@ -91,7 +91,7 @@ def evaluate(
         "image_size": recipe.size,
         "resize": f"short side {recipe.size}, long side at most {round(1333 * recipe.size / 800)}",
     }
-    words = [f"detect{recipe.tag}", train.place, *(test.classes if test.asked else [])]
+    words = [f"detect{recipe.tag}", train.folder_name, *(test.classes if test.classes_chosen else [])]
     words += [f"{seeds}-seeds"] if seeds > 1 else []
     words += [] if judged.precision == torch.float32 else [str(judged.precision)[6:]]
     name = re.sub(r"[^\w.-]+", "-", "-".join(words))[:120]
@@ -109,7 +109,7 @@ class _Trial:
 
 
 def _trial(
-    judged: EncoderContext, train: Boxes, test: Boxes, recipe: DetectionSettings, seed: int
+    judged: EncoderContext, train: DetectionDataset, test: DetectionDataset, recipe: DetectionSettings, seed: int
 ) -> _Trial:
     """One detector from its first iteration to its figures."""
     detector = build_detector(
@@ -139,7 +139,7 @@ def _trial(
     return _Trial(figures, by_class, founds, told, lost)
 
 
-def _image(test: Boxes, founds: dict[int, Detections]) -> tuple[Any, str]:
+def _image(test: DetectionDataset, founds: dict[int, Detections]) -> tuple[Any, str]:
     """Some of the test photographs, with what was found in them."""
     seen = sorted(founds)
     shown = [seen[index] for index in rng.choice(0, len(seen), detections.MOST, rng.PROBE).tolist()]
@@ -150,11 +150,11 @@ def _image(test: Boxes, founds: dict[int, Detections]) -> tuple[Any, str]:
     return figure, detections.count(truths, found)
 
 
-def _truth(image: Annotated) -> GroundTruth:
+def _truth(image: AnnotatedImage) -> GroundTruth:
     return GroundTruth(image.boxes, image.labels, image.difficult)
 
 
-def _objects(images: Boxes) -> int:
+def _objects(images: DetectionDataset) -> int:
     return sum(len(image.labels) for image in images.images)
 
 

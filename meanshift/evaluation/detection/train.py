@@ -7,25 +7,29 @@ import json
 import statistics
 import warnings
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
-from meanshift.data.loader import ignore_signals, iterate
-from meanshift.data.source import UnreadableSample
-from meanshift.data.voc import BAD_SHARE, Boxes
+from meanshift.data.bad_files import (
+    MAX_BAD_FRACTION_BOXES,
+    ReadSample,
+    read_or_replace,
+    refuse_too_many,
+)
+from meanshift.data.loader import iterate
+from meanshift.data.voc import DetectionDataset
 from meanshift.evaluation.context import EncoderContext
 from meanshift.evaluation.detection.model import DetectionSettings, groups
 from meanshift.models.sync_batch_norm import convert_sync_batch_norm
 from meanshift.ops.average_precision import Detections
 from meanshift.runtime import checkpoint, distributed, rng
 from meanshift.runtime.progress import progress
-
-Sample = tuple[Tensor, int, list[UnreadableSample]]
 
 TRAINED = 2  # raised whenever training changes, so that detectors of before are not met again
 
@@ -43,7 +47,7 @@ class Learned:
 
 
 def learn(
-    judged: EncoderContext, detector: nn.Module, train: Boxes, recipe: DetectionSettings, seed: int
+    judged: EncoderContext, detector: nn.Module, train: DetectionDataset, recipe: DetectionSettings, seed: int
 ) -> Learned:
     """Train to the last iteration, from the last checkpoint where there is one."""
     device, world, rank = judged.device, distributed.world_size(), distributed.rank()
@@ -79,7 +83,7 @@ def learn(
             train, recipe, seed, start, recipe.iterations, judged.workers
         ):
             images, targets = _prepared(train, samples, recipe, seed, step, device)
-            told.bad |= {bad.title: bad.why for _, _, errors in samples for bad in errors}
+            told.bad |= {bad.title: bad.reason for _, _, errors in samples for bad in errors}
             refuse_many(told.bad, train)
             for group in optimizer.param_groups:
                 group["lr"] = recipe.rate(step)
@@ -107,7 +111,7 @@ def learn(
 
 @torch.no_grad()
 def _settle(
-    judged: EncoderContext, detector: nn.Module, train: Boxes, recipe: DetectionSettings, seed: int
+    judged: EncoderContext, detector: nn.Module, train: DetectionDataset, recipe: DetectionSettings, seed: int
 ) -> None:
     """Measure the batch norms' statistics anew with the last weights, as MoCo's program does.
 
@@ -132,14 +136,17 @@ def _settle(
             distributed.all_mean_(held)
 
 
-def refuse_many(bad: dict[str, str], images: Boxes) -> None:
+def refuse_many(bad: dict[str, str], images: DetectionDataset) -> None:
     """A few images that cannot be read are counted; many would make another task of it."""
-    if len(bad) > min(max(1, BAD_SHARE * len(images)), len(images) - 1):
-        title, why = next(iter(bad.items()))
-        raise ValueError(
-            f"{images.name}: {len(bad)} of {len(images)} images cannot be read, the first is "
-            f"{title} ({why}); at most {BAD_SHARE:.0%} may: mend them, or take them off the list"
-        )
+    refuse_too_many(
+        len(bad),
+        len(images),
+        max_fraction=MAX_BAD_FRACTION_BOXES,
+        spare=1,
+        name=images.name,
+        first=next((f"{title} ({reason})" for title, reason in bad.items()), ""),
+        advice="repair them, or take them off the list",
+    )
 
 
 def _mean_loss(passed: Tensor, done: int, losses: dict[int, float]) -> float:
@@ -156,18 +163,19 @@ def _mean_loss(passed: Tensor, done: int, losses: dict[int, float]) -> float:
 
 @torch.no_grad()
 def detect(
-    judged: EncoderContext, detector: nn.Module, test: Boxes, title: str
+    judged: EncoderContext, detector: nn.Module, test: DetectionDataset, title: str
 ) -> tuple[dict[int, Detections], dict[str, str]]:
     """The detections in each image that can be read; each process looks at its share."""
     world, rank, device = distributed.world_size(), distributed.rank(), judged.device
     detector.eval()
     mine, bad = list[tuple[int, Detections]](), list[tuple[str, str]]()
-    loader = _loader(test, [[index] for index in range(rank, len(test), world)], judged.workers)
-    with progress(title, len(loader), shown=rank == 0) as bar:
-        for [(image, index, errors)] in iterate(loader):
+    indices = [[index] for index in range(rank, len(test), world)]
+    samples = iterate(_DecodedBatches(test), indices, workers=judged.workers)
+    with closing(samples), progress(title, len(indices), shown=rank == 0) as bar:
+        for [(image, index, errors)] in samples:
             bar.update()
             if errors:  # another image stands in its place, which is for training
-                bad.append((errors[0].title, errors[0].why))
+                bad.append((errors[0].title, errors[0].reason))
                 continue
             found = detector([image.to(device).float().div_(255)])[0]
             boxes, scores = (found[name].float().cpu() for name in ("boxes", "scores"))
@@ -176,8 +184,8 @@ def detect(
 
 
 def _batches(
-    train: Boxes, recipe: DetectionSettings, seed: int, start: int, stop: int, workers: int
-) -> Iterator[tuple[int, list[Sample]]]:
+    train: DetectionDataset, recipe: DetectionSettings, seed: int, start: int, stop: int, workers: int
+) -> Iterator[tuple[int, list[ReadSample]]]:
     """This process's share of each batch; every image comes once an epoch, in a new order."""
     size, count = recipe.batch_size, len(train)
     rank, world = distributed.rank(), distributed.world_size()
@@ -192,41 +200,28 @@ def _batches(
                 )
             share.append(orders[epoch][at])
         shares.append(share)
-    yield from zip(range(start, stop), iterate(_loader(train, shares, workers)), strict=True)
+    samples = iterate(_DecodedBatches(train), shares, workers=workers)
+    yield from zip(range(start, stop), samples, strict=True)
 
 
-def _loader(images: Boxes, shares: list[list[int]], workers: int) -> DataLoader[list[Sample]]:
-    return DataLoader(
-        _Decoded(images),  # type: ignore[arg-type]  # a batch is a list of samples
-        batch_sampler=shares,
-        collate_fn=list,
-        num_workers=workers,
-        worker_init_fn=ignore_signals,
-        generator=torch.Generator(),  # its base seed must not come from the global generator
-    )
+class _DecodedBatches(Dataset[list[ReadSample]]):
+    """Images by lists of indices; the next readable image replaces one that cannot be read."""
 
-
-class _Decoded(Dataset[Sample]):
-    """Images by index; the next one stands in for one that cannot be read, which is told."""
-
-    def __init__(self, images: Boxes) -> None:
+    def __init__(self, images: DetectionDataset) -> None:
         self.images = images
 
-    def __getitem__(self, index: int) -> Sample:
-        errors: list[UnreadableSample] = []
-        for more in range(len(self.images)):
-            here = (index + more) % len(self.images)
-            try:
-                return self.images.read(here), here, errors
-            except UnreadableSample as error:
-                errors.append(error)
-        gray = torch.full((3, 32, 32), 128, dtype=torch.uint8)
-        return gray, index, errors  # the count will stop it
+    def __getitem__(self, indices: list[int]) -> list[ReadSample]:
+        return [self._read(index) for index in indices]
+
+    def _read(self, index: int) -> ReadSample:
+        size = len(self.images)
+        others = ((index + more) % size for more in range(1, size))
+        return read_or_replace(self.images, index, others, gray_size=32)
 
 
 def _prepared(
-    train: Boxes,
-    samples: list[Sample],
+    train: DetectionDataset,
+    samples: list[ReadSample],
     recipe: DetectionSettings,
     seed: int,
     step: int,
@@ -253,7 +248,7 @@ def _prepared(
     return images, targets
 
 
-def _folder(judged: EncoderContext, train: Boxes, recipe: DetectionSettings, seed: int) -> Path:
+def _folder(judged: EncoderContext, train: DetectionDataset, recipe: DetectionSettings, seed: int) -> Path:
     """Where a detector's checkpoints lie: another for other weights, images or settings."""
     how = [asdict(recipe), seed, str(judged.precision), TRAINED]
     key = [judged.fingerprint, train.fingerprint(), *how]

@@ -2,126 +2,173 @@
 "use strict";
 
 (function () {
-  const drawn = JSON.parse(document.getElementById("drawn").textContent);
-  const root = document.documentElement, byId = id => document.getElementById(id);
-  const style = name => getComputedStyle(root).getPropertyValue(name).trim();
-  const color = (group, count) => group < 0 ? style("--rule") :
-    count <= 10 ? style(`--c${group % 10}`) : `hsl(${Math.round(group * 360 / count)} 60% ${group % 2 ? 45 : 58}%)`;
+  const byId = id => document.getElementById(id);
+  const root = document.documentElement;
+  const report = JSON.parse(byId("report-data").textContent);
+  const cssVariable = name => getComputedStyle(root).getPropertyValue(name).trim();
 
-  // Curves
-  const charts = drawn.curves.map(curve => [curve, meanshiftCurves(byId("curve-list"), {title: curve.title, span: curve.span})]);
+  function groupColor(group, groups) {
+    if (group < 0) return cssVariable("--rule");
+    if (groups <= 10) return cssVariable(`--c${group % 10}`);
+    return `hsl(${Math.round(group * 360 / groups)} 60% ${group % 2 ? 45 : 58}%)`;
+  }
+
+  /* Curves */
+
+  const charts = report.curves.map(curve => {
+    const container = byId(curve.main ? "main-curves" : "other-curves");
+    return [curve, meanshiftCurves(container, {title: curve.title, minRange: curve.min_range})];
+  });
+
   function drawCurves() {
-    for (const [curve, chart] of charts)
-      chart.update({series: curve.series.map(one => ({...one, color: style(`--c${one.color}`)})), marks: curve.marks});
+    for (const [curve, chart] of charts) {
+      const series = curve.series.map(line => ({...line, color: cssVariable(`--c${line.color}`)}));
+      chart.update({series, marks: curve.marks});
+    }
   }
 
-  // Maps and neighbors; the images are in the page once, in a rule that every cell shares
+  /* Maps and neighbors. Each sheet of images is in the page once, in a style rule that all of its thumbnails share. */
+
   const rules = document.createElement("style");
-  rules.textContent = Object.entries(drawn.sheets).map(([name, url]) => `.${name} { background-image: url(${url}); }`).join("");
+  rules.textContent = Object.entries(report.sheets).map(([name, url]) => `.${name} { background-image: url(${url}); }`).join("");
   document.head.append(rules);
-  const runs = drawn.runs.map((run, i) => run.epochs ? {...run, i} : null).filter(Boolean);
+
+  const runs = report.runs.map((run, number) => ({...run, number})).filter(run => run.epochs);
   const epochs = [...new Set(runs.flatMap(run => run.epochs))].sort((a, b) => a - b);
-  const latest = (run, epoch) => Math.max(0, run.epochs.findLastIndex(known => known <= epoch));
-  const within = (name, run) => document.querySelector(`${name}[data-run="${run.i}"]`);
+  const elementOf = (run, selector) => document.querySelector(`${selector}[data-run="${run.number}"]`);
+  const currentEpoch = () => epochs[+byId("epoch").value];
+  const snapshotAt = (run, epoch) => Math.max(0, run.epochs.findLastIndex(known => known <= epoch));
 
-  function thumb(run, row, show, mark) {
-    const cell = document.createElement("span"), scale = show / run.side;
-    const words = `${run.titles[row]}${run.groups[row] >= 0 ? ", " + run.names[run.groups[row]] : ""}`;
-    cell.className = `thumb ${run.sheet}` + (mark ? " same" : "");
-    cell.setAttribute("role", "img");
-    cell.setAttribute("aria-label", words + (mark ? ", same class" : ""));
-    cell.title = words;
-    cell.dataset.row = row;
-    cell.style.setProperty("--show", show + "px");
-    cell.style.backgroundSize = `${run.columns * run.side * scale}px auto`;
-    cell.style.backgroundPosition = `${-(row % run.columns) * show}px ${-Math.floor(row / run.columns) * show}px`;
-    if (run.side <= 32 && show > 48) cell.style.imageRendering = "pixelated";
-    return cell;
+  function describe(run, row) {
+    const group = run.groups[row];
+    return group >= 0 ? `${run.titles[row]}, ${run.group_names[group]}` : run.titles[row];
   }
 
-  function line(run, row, at, show) {
-    const strip = document.createElement("div");
-    strip.className = "strip-line";
-    strip.append(thumb(run, row, show));
-    for (const other of run.near[at][row])
-      strip.append(thumb(run, other, show, run.by === "label" && run.groups[row] >= 0 && run.groups[other] === run.groups[row]));
-    return strip;
+  function thumbnail(run, row, size, sameClass) {
+    const element = document.createElement("span");
+    const column = row % run.columns;
+    const line = Math.floor(row / run.columns);
+    element.className = `thumb ${run.sheet}` + (sameClass ? " same" : "");
+    element.setAttribute("role", "img");
+    element.setAttribute("aria-label", describe(run, row) + (sameClass ? ", same class" : ""));
+    element.title = describe(run, row);
+    element.dataset.row = row;
+    element.style.setProperty("--size", `${size}px`);
+    element.style.backgroundSize = `${run.columns * size}px auto`;
+    element.style.backgroundPosition = `${-column * size}px ${-line * size}px`;
+    if (run.side <= 32 && size > 48) element.style.imageRendering = "pixelated";
+    return element;
   }
 
-  const room = (box, cells) => Math.max(24, Math.min(56, Math.floor((box.clientWidth - 12) / (cells + 1)) - 4));
-
-  function showPicked(run, at) {
-    const box = within(".picked", run);
-    box.textContent = "";
-    if (run.picked === undefined) return;
-    const words = document.createElement("p");
-    words.textContent = run.titles[run.picked] + (run.groups[run.picked] >= 0 ? `: ${run.names[run.groups[run.picked]]}` : "");
-    box.append(words, line(run, run.picked, at, room(box, run.near[at][0].length)));
+  function neighborLine(run, row, snapshot, container) {
+    const neighbors = run.neighbors[snapshot][row];
+    const width = Math.floor((container.clientWidth - 12) / (neighbors.length + 1)) - 4;
+    const size = Math.max(24, Math.min(56, width));
+    const isSame = other => run.colored_by === "label" && run.groups[row] >= 0 && run.groups[other] === run.groups[row];
+    const line = document.createElement("div");
+    line.className = "strip-line";
+    line.append(thumbnail(run, row, size), ...neighbors.map(other => thumbnail(run, other, size, isSame(other))));
+    return line;
   }
 
-  function show(animate) {
-    const epoch = epochs[+byId("epoch").value];
-    byId("epoch-now").textContent = epoch === 0 ? "untrained" : `epoch ${epoch}`;
-    byId("epoch").setAttribute("aria-valuetext", byId("epoch-now").textContent);
+  function showSelected(run, snapshot) {
+    const container = elementOf(run, ".selected");
+    container.textContent = "";
+    if (run.selected === undefined) return;
+    const title = document.createElement("p");
+    title.textContent = describe(run, run.selected);
+    container.append(title, neighborLine(run, run.selected, snapshot, container));
+  }
+
+  function showEpoch(animate) {
+    const epoch = currentEpoch();
+    const text = epoch === 0 ? "untrained" : `epoch ${epoch}`;
+    byId("epoch-text").textContent = text;
+    byId("epoch").setAttribute("aria-valuetext", text);
     for (const run of runs) {
-      const at = latest(run, epoch), box = within(".neighbors", run);
-      run.map.move(run.points[at], {animate});
-      box.replaceChildren(...run.queries.map(row => line(run, row, at, room(box, run.near[at][0].length))));
-      within(".purity", run).textContent = run.pure.length ?
-        `; after epoch ${run.epochs[at]}, ${(100 * run.pure[at]).toFixed(1)}% of the eight nearest share the class` : "";
-      showPicked(run, at);
+      const snapshot = snapshotAt(run, epoch);
+      const container = elementOf(run, ".neighbors");
+      run.map.move(run.points[snapshot], {animate});
+      container.replaceChildren(...run.queries.map(row => neighborLine(run, row, snapshot, container)));
+      elementOf(run, ".purity").textContent = run.purity.length ?
+        `; after epoch ${run.epochs[snapshot]}, ${(100 * run.purity[snapshot]).toFixed(1)}% of the eight nearest have the same class` : "";
+      showSelected(run, snapshot);
     }
   }
 
   function paint() {
-    for (const run of runs) run.map.paint(run.groups.map(group => color(group, run.names.length)));
-    for (const dot of document.querySelectorAll("[data-group]")) dot.style.background = color(+dot.dataset.group, +dot.dataset.of);
+    for (const run of runs) run.map.paint(run.groups.map(group => groupColor(group, run.group_names.length)));
+    for (const dot of document.querySelectorAll("[data-group]")) dot.style.background = groupColor(+dot.dataset.group, +dot.dataset.groups);
     drawCurves();
   }
 
   for (const run of runs) {
-    run.map = meanshiftMap(within("canvas", run), {
-      describe: row => run.titles[row] + (run.groups[row] >= 0 ? `, ${run.names[run.groups[row]]}` : ""),
-      onPick: row => { run.picked = row; showPicked(run, latest(run, epochs[+byId("epoch").value])); },
+    run.map = meanshiftMap(elementOf(run, "canvas"), {
+      describe: row => describe(run, row),
+      onSelect: row => {
+        run.selected = row;
+        showSelected(run, snapshotAt(run, currentEpoch()));
+      },
     });
   }
-  if (runs.length) {
+
+  function startSlider() {
     const slider = byId("epoch");
+    const last = epochs.length - 1;
     byId("slider").hidden = epochs.length < 2;
-    slider.max = epochs.length - 1;
-    slider.value = epochs.length - 1;
-    slider.addEventListener("input", () => show(true));
+    slider.max = last;
+    slider.value = last;
+    slider.addEventListener("input", () => showEpoch(true));
+
     let timer = null;
-    const stop = () => { clearInterval(timer); timer = null; byId("play").setAttribute("aria-pressed", "false"); byId("play").textContent = "Play"; };
+    function setPlaying(playing) {
+      byId("play").setAttribute("aria-pressed", playing);
+      byId("play").textContent = playing ? "Stop" : "Play";
+      clearInterval(timer);
+      timer = playing ? setInterval(step, 1100) : null;
+    }
+    function step() {
+      if (+slider.value >= last) return setPlaying(false);
+      slider.value = +slider.value + 1;
+      showEpoch(true);
+    }
     byId("play").addEventListener("click", () => {
-      if (timer) return stop();
-      byId("play").setAttribute("aria-pressed", "true");
-      byId("play").textContent = "Stop";
-      if (+slider.value === epochs.length - 1) slider.value = 0;
-      show(true);
-      timer = setInterval(() => {
-        if (+slider.value >= epochs.length - 1) return stop();
-        slider.value = +slider.value + 1;
-        show(true);
-      }, 1100);
+      if (timer) return setPlaying(false);
+      if (+slider.value === last) slider.value = 0;
+      showEpoch(true);
+      setPlaying(true);
     });
-    show(false);
+
+    showEpoch(false);
     let width = innerWidth;
-    addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; show(false); } });
+    addEventListener("resize", () => {
+      if (innerWidth === width) return;
+      width = innerWidth;
+      showEpoch(false);
+    });
   }
+  if (runs.length) startSlider();
   paint();
 
-  // Light and dark, paper
+  /* Light, dark and paper */
+
+  const darkPreferred = matchMedia("(prefers-color-scheme: dark)");
   byId("theme").addEventListener("click", () => {
-    const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    const dark = root.dataset.theme ? root.dataset.theme === "dark" : darkPreferred.matches;
     root.dataset.theme = dark ? "light" : "dark";
     paint();
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
+  darkPreferred.addEventListener("change", paint);
   addEventListener("beforeprint", () => {
-    for (const one of document.querySelectorAll("details:not([open])")) { one.open = true; one.dataset.closed = ""; }
+    for (const details of document.querySelectorAll("details:not([open])")) {
+      details.open = true;
+      details.dataset.closed = "";
+    }
   });
   addEventListener("afterprint", () => {
-    for (const one of document.querySelectorAll("details[data-closed]")) { one.open = false; delete one.dataset.closed; }
+    for (const details of document.querySelectorAll("details[data-closed]")) {
+      details.open = false;
+      delete details.dataset.closed;
+    }
   });
 })();

@@ -1,4 +1,4 @@
-"""A run while it trains: how far it is, what it warned of, its curves."""
+"""The state of a run while it trains: progress, warnings, curves."""
 
 from __future__ import annotations
 
@@ -9,85 +9,106 @@ import statistics
 import time
 from typing import Any
 
+from meanshift.viz.analysis import metric_series, thin_curve
 from meanshift.viz.run_reader import Run
-from meanshift.viz.style import thinned
 
-POINTS = 600  # of a curve at the most
-_QUIET = 60  # seconds without a line after which a run may count as stopped
-_NO_CURVES = {"kind", "step", "epoch", "seconds", "k", "momentum", "purity_with_self"}
+MAX_POINTS = 600  # per curve
+_MIN_PAUSE = 60  # seconds without a line after which a run may count as stopped
+_METHOD_FACTS = {"k": "k {}", "bank_size": "bank {:,}", "momentum": "momentum {:g}"}
+"""settings that are shown for the methods that have them"""
 
 
-class Live:
-    """What a run directory says now, whoever asks; several threads may."""
+class LiveRun:
+    """What a run directory contains now; several threads may ask."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
 
     def version(self) -> str:
-        """Changes when the run has written something, or has stopped writing."""
-        told: list[Any] = [self.run.epochs, self._writing()]
+        """A digest that changes when the run has written something, or has stopped writing."""
+        parts: list[Any] = [self.run.snapshot_epochs, self._is_writing()]
         for name in ("metrics.jsonl", "warnings.jsonl"):
             path = self.run.folder / name
-            held = path.stat() if path.exists() else None
-            told.append(held and (held.st_size, held.st_mtime_ns, held.st_ino))
-        return hashlib.sha256(repr(told).encode()).hexdigest()[:12]
+            if path.exists():
+                status = path.stat()
+                parts.append((status.st_size, status.st_mtime_ns, status.st_ino))
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
     def state(self) -> dict[str, Any]:
-        """Progress, warnings and curves; `version` first, so that nothing newer is missed."""
-        version, run, total = self.version(), self.run, self.run.config.train.epochs
-        lines, warnings, steps, done = (
-            run.lines("metrics.jsonl"), run.warnings, run.steps, run.done
-        )  # fmt: skip
-        series = {k: held for k, held in run.every_series().items() if k not in _NO_CURVES}
-        rates = [line["images_per_second"] for line in lines if line.get("images_per_second")]
-        speed = statistics.harmonic_mean(rates[-20:]) if rates else 0
-        left = (total - done) * steps * run.config.train.batch_size
+        """Progress, warnings and curves."""
+        version = self.version()  # first, so that nothing newer is missed
+        run = self.run
+        epochs = run.config.train.epochs
+        done = run.epochs_done
+        speeds = [
+            line["images_per_second"]
+            for line in run.lines("metrics.jsonl")
+            if line.get("images_per_second")
+        ]
+        seconds_left = None
+        if speeds and done < epochs:
+            images_left = (epochs - done) * run.steps_per_epoch * run.config.train.batch_size
+            seconds_left = to_json_number(images_left / statistics.harmonic_mean(speeds[-20:]))
         return {
             "version": version,
             "name": run.name,
-            "settings": _settings(run),
-            "done": number(done),
-            "total": total,
-            "training": self._writing() and done < total,
-            "quiet": number(self._quiet()),
-            "left": number(left / speed) if speed and done < total else None,
+            "settings": _facts(run),
+            "epochs_done": to_json_number(done),
+            "epochs": epochs,
+            "training": self._is_writing() and done < epochs,
+            "seconds_silent": to_json_number(self._seconds_silent()),
+            "seconds_left": seconds_left,
             "warnings": [
-                {"kind": w["kind"], "message": w["message"], "epoch": number(w["step"] / steps)}
-                for w in warnings
+                {
+                    "kind": warning["kind"],
+                    "message": warning["message"],
+                    "epoch": to_json_number(warning["step"] / run.steps_per_epoch),
+                }
+                for warning in run.warnings
             ],
-            "epochs": run.epochs,
+            "snapshot_epochs": run.snapshot_epochs,
             "curves": {
-                name: dict(zip("xy", thinned(*held, most=POINTS), strict=True))
-                for name, held in series.items()
+                name: dict(zip("xy", thin_curve(*curve, points=MAX_POINTS), strict=True))
+                for name, curve in metric_series(run).items()
             },
         }
 
-    def _writing(self) -> bool:
-        """Whether the last line is no older than a few of its kind usually take."""
-        spent = [line["seconds"] for line in self.run.records("train")[-6:] if "seconds" in line]
-        gaps = [b - a for a, b in itertools.pairwise(spent) if b > a]
-        return self._quiet() < max(_QUIET, 5 * max(gaps, default=60.0))
+    def _is_writing(self) -> bool:
+        """Whether the last line is not much older than the usual pause between lines."""
+        seconds = [line["seconds"] for line in self.run.records("train")[-6:] if "seconds" in line]
+        pauses = [after - before for before, after in itertools.pairwise(seconds) if after > before]
+        return self._seconds_silent() < max(_MIN_PAUSE, 5 * max(pauses, default=60.0))
 
-    def _quiet(self) -> float:
+    def _seconds_silent(self) -> float:
         """Seconds since the last line."""
         path = self.run.folder / "metrics.jsonl"
         return time.time() - path.stat().st_mtime if path.exists() else math.inf
 
 
-def number(value: float) -> float | None:
-    """Six digits, or nothing for what is no number: JSON knows none."""
+def to_json_number(value: float) -> float | None:
+    """A number with six digits; None if it is not finite, which JSON cannot express."""
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def _settings(run: Run) -> list[tuple[str, str]]:
+def _facts(run: Run) -> list[tuple[str, str]]:
+    """The settings that the page shows, in words."""
     config = run.config
-    encoder, method, train = config.encoder, config.method, config.train
-    wide = "" if encoder.width == 1 else f", width {encoder.width:g}"
-    bank = f", k {method.k}, bank {method.bank_size:,}" if method.name == "msf" else ""
+    encoder = f"{config.encoder.name}, {config.encoder.stem} stem"
+    if config.encoder.width != 1:
+        encoder += f", width {config.encoder.width:g}"
+    method = [run.method]
+    for name, text in _METHOD_FACTS.items():
+        value = run.setting(f"method.{name}")
+        if value:
+            method.append(text.format(value))
+    train = config.train
     return [
         ("images", f"{config.data.source}, {config.data.image_size} px"),
-        ("encoder", f"{encoder.name}, {encoder.stem} stem{wide}"),
-        ("method", f"{method.name}{bank}, momentum {method.momentum:g}"),
-        ("training", f"{train.epochs} epochs, batch {train.batch_size}, rate {optim.lr:g}"),
+        ("encoder", encoder),
+        ("method", ", ".join(method)),
+        (
+            "training",
+            f"{train.epochs} epochs, batch {train.batch_size}, learning rate {config.optim.lr:g}",
+        ),
         ("seed", str(train.seed)),
     ]

@@ -1,4 +1,4 @@
-"""What the page asks about a run: its images, map, colors and neighbors. No HTTP here."""
+"""What the page shows of a run: its images, map, colors and neighbors. No HTTP here."""
 
 from __future__ import annotations
 
@@ -11,78 +11,89 @@ from typing import Any
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from meanshift.data import Source
-from meanshift.evaluation.cluster import groups
-from meanshift.viz.explorer.live import Live, number
+from meanshift.data import Source, Subset
+from meanshift.viz import analysis
+from meanshift.viz.explorer.background import BackgroundTasks, Pending
+from meanshift.viz.explorer.live import LiveRun, to_json_number
 from meanshift.viz.explorer.metadata import Metadata, categories, scale
 from meanshift.viz.explorer.search import Searcher
 from meanshift.viz.explorer.thumbnails import Thumbnails
-from meanshift.viz.explorer.work import Pending, Work
 from meanshift.viz.run_reader import MissingData, Run
-from meanshift.viz.tsne import EpochMap, draw_maps, flat_maps
+from meanshift.viz.tsne import EpochMap, principal_maps, tsne_maps
 
-NEAR = 10  # neighbors that are shown
-MOST = 5000  # points on the map
-_TITLES = {"train": "all training images", "held": "held-out images"}
+NEIGHBORS = 10
+MAX_POINTS = 5000
+_TITLES = {"train": "all training images", "validation": "validation images"}
 
 
 class Explorer:
     """A run and its images, as far as they are still there."""
 
     def __init__(self, run: Run, *, metadata: Path | None = None) -> None:
-        self._metadata_file = metadata
-        self.run, self.live, self.thumbnails = run, Live(run), Thumbnails()
+        self.run = run
+        self.live = LiveRun(run)
+        self.thumbnails = Thumbnails()
         self.sources: dict[str, Source] = {}
-        self.lacking = ""
+        self.missing = ""
+        """why there are no images; the map and the curves are shown without them"""
         try:
             self.sources["train"] = run.source
-            if run.held_out is not None:
-                self.sources["held"] = run.held_out
-        except MissingData as error:  # the map and the curves can still be looked at
-            self.lacking = str(error)
-        wholes = {id(w): w for s in self.sources.values() for w in [getattr(s, "whole", s)]}
-        marks = " ".join([run.identity, *(whole.contents() for whole in wholes.values())])
-        self.mark = hashlib.sha256(os.fsencode(marks)).hexdigest()[:12]
-        self.metadata = None
+            if run.validation is not None:
+                self.sources["validation"] = run.validation
+        except MissingData as error:
+            self.missing = str(error)
+        self.cache_key = self._cache_key()
+        self._metadata_file = metadata
+        self.metadata: Metadata | None = None
         if metadata is not None:
-            self._source("train")  # says what is missing
-            titles = [run.source.title(index) for index in range(len(run.source))]
+            train = self._source("train")
+            titles = [train.title(index) for index in range(len(train))]
             self.metadata = Metadata.read(metadata, titles)
         self.searcher = Searcher(run, self.sources)
-        self._maps, self._drawn = Work(keep=1, patience=0.0), list[EpochMap]()
-        self._undrawn: dict[tuple[int, ...], str] = {}
+        self._map_tasks = BackgroundTasks(keep=1, patience=0.0)
+        self._maps: list[EpochMap] = []
+        self._map_errors: dict[tuple[int, ...], str] = {}
+
+    def _cache_key(self) -> str:
+        """A part of the images' addresses that changes with the run and with the images."""
+        wholes = [s.source if isinstance(s, Subset) else s for s in self.sources.values()]
+        unique = {id(source): source for source in wholes}.values()
+        parts = [self.run.identity, *(source.content_fingerprint() for source in unique)]
+        return hashlib.sha256(os.fsencode(" ".join(parts))).hexdigest()[:12]
 
     def close(self) -> None:
-        """End the work that is under way, as soon as it can."""
-        self._maps.stop()
-        self.searcher.work.stop()
+        """Stop the background tasks."""
+        self._map_tasks.stop()
+        self.searcher.tasks.stop()
 
     def current(self) -> Explorer:
-        """This, or where the run was begun again in its folder, another that knows the new one."""
-        if Run(self.run.folder, data=self.run.data).identity == self.run.identity:
+        """This explorer, or a new one if another run was started in the same folder."""
+        run = Run(self.run.folder, data=self.run.data)
+        if run.identity == self.run.identity:
             return self
         self.close()
-        return Explorer(Run(self.run.folder, data=self.run.data), metadata=self._metadata_file)
+        return Explorer(run, metadata=self._metadata_file)
 
-    # What there is
+    # The run and its images
 
     def state(self) -> dict[str, Any]:
         """The run as it is now."""
         return {
             **self.live.state(),
-            "parts": [
+            "sources": [
                 {"name": name, "title": _TITLES[name], "count": len(source)}
                 for name, source in self.sources.items()
             ],
-            "labeled": self._labeled(),
+            "labeled": self._is_labeled(),
             "columns": [] if self.metadata is None else self.metadata.columns,
-            "lacking": self.lacking,
-            "mark": self.mark,
+            "missing": self.missing,
+            "cache_key": self.cache_key,
         }
 
-    def probe(self) -> dict[str, Any]:
-        """The images of the map, the same at every epoch."""
-        indices, labels = self._indices().tolist(), self._labels()
+    def images(self) -> dict[str, Any]:
+        """The snapshot images, which are the same at every epoch."""
+        indices = self._indices().tolist()
+        labels = self._labels()
         return {
             "indices": indices,
             "titles": [self._title("train", index) for index in indices],
@@ -90,50 +101,52 @@ class Explorer:
             "classes": [] if labels is None else self.run.source.classes,
         }
 
-    def thumbnail(self, part: str, index: int, side: int) -> tuple[bytes, str]:
-        """An image inside a square, encoded, and its media type; may be `Unreadable`."""
-        return self.thumbnails.of(part, self._having(part, index), index, side)
+    def thumbnail(self, name: str, index: int, side: int) -> tuple[bytes, str]:
+        """An encoded image inside a square, and its media type; may raise `UnreadableSample`."""
+        return self.thumbnails.get(name, self._source_with(name, index), index, side)
 
-    def _source(self, part: str) -> Source:
-        if self.lacking:
-            raise MissingData(self.lacking)
-        if part not in self.sources:
-            known = ", ".join(["probe", *self.sources])
-            raise MissingData(f"got the images {part!r}, need one of {known}")
-        return self.sources[part]
+    def _source(self, name: str) -> Source:
+        if self.missing:
+            raise MissingData(self.missing)
+        if name not in self.sources:
+            known = ", ".join(["snapshot", *self.sources])
+            raise MissingData(f"got the images {name!r}, need one of {known}")
+        return self.sources[name]
 
-    def _having(self, part: str, index: int) -> Source:
-        source = self._source(part)
+    def _source_with(self, name: str, index: int) -> Source:
+        source = self._source(name)
         if not 0 <= index < len(source):
             raise MissingData(f"got image {index}, need 0 to {len(source) - 1}")
         return source
 
     def _indices(self) -> Int[Tensor, " n"]:
-        return self.run.moment(self.run.some_epochs()[-1]).indices
+        return self.run.snapshot(analysis.select_epochs(self.run)[-1]).indices
 
     def _labels(self) -> Int[Tensor, " n"] | None:
-        return None if self.lacking else self.run.labels
+        return None if self.missing else self.run.labels
 
-    def _labeled(self) -> bool:
+    def _is_labeled(self) -> bool:
         try:
             return self._labels() is not None
         except MissingData:  # a snapshot that cannot be read
             return False
 
-    def _title(self, part: str, index: int) -> str:
-        return self.sources[part].title(index) if part in self.sources else f"#{index}"
+    def _title(self, name: str, index: int) -> str:
+        return self.sources[name].title(index) if name in self.sources else f"#{index}"
 
-    def _image(self, part: str, index: int) -> dict[str, Any]:
-        part = "train" if part == "probe" else part
-        source, label = self.sources.get(part), -1
-        if source is not None and source.labels is not None:
-            label = int(source.labels[index])
+    def _describe(self, name: str, index: int) -> dict[str, Any]:
+        """What the page needs to show an image."""
+        name = "train" if name == "snapshot" else name
+        source = self.sources.get(name)
+        label = None
+        if source is not None and source.labels is not None and source.labels[index] >= 0:
+            label = source.classes[int(source.labels[index])]
         return {
-            "part": part,
+            "source": name,
             "index": index,
-            "row": self._row_of().get(index) if part == "train" else None,
-            "title": self._title(part, index),
-            "label": source.classes[label] if source is not None and label >= 0 else None,
+            "row": self._row_of().get(index) if name == "train" else None,
+            "title": self._title(name, index),
+            "label": label,
         }
 
     @functools.lru_cache(maxsize=1)  # noqa: B019 (lives as long as the server)
@@ -143,35 +156,45 @@ class Explorer:
     # The map
 
     def map(self, *, have: str = "") -> dict[str, Any]:
-        """t-SNE where it is drawn already, until then the principal directions; never waits.
+        """The t-SNE maps, or the principal components until these are there; never waits.
 
-        The points are left out where the page has them: `have` is the version that it shows.
+        The points are left out if the page has them already: `have` is the version it shows.
         """
-        epochs, doing = tuple(self.run.some_epochs()), None
+        epochs = tuple(analysis.select_epochs(self.run))
+        progress = None
         try:
-            if epochs not in self._undrawn:
-                self._drawn = self._maps.ask(
-                    epochs, "map", lambda told: draw_maps(self.run, most=MOST, told=told)
+            if epochs not in self._map_errors:
+                self._maps = self._map_tasks.get(
+                    epochs,
+                    "map",
+                    lambda report: tsne_maps(self.run, max_points=MAX_POINTS, progress=report),
                 )
         except Pending as pending:
-            doing = {"done": pending.done, "total": len(epochs)}
-        except (ValueError, RuntimeError, OSError) as error:  # too few images, no room on disk
-            self._undrawn[epochs] = str(error)  # it would fail again at each look
-        kind = "t-SNE" if self._drawn else "principal directions"
-        maps = self._drawn or self._flat(epochs)
-        version = hashlib.sha256(f"{kind} {[m.epoch for m in maps]}".encode()).hexdigest()[:12]
-        told: dict[str, Any] = {"version": version, "kind": kind, "doing": doing}
-        told["note"] = self._undrawn.get(epochs, "")
+            progress = {"done": pending.done, "total": len(epochs)}
+        except (ValueError, RuntimeError, OSError) as error:  # too few images, disk full
+            self._map_errors[epochs] = str(error)  # it would fail again at each request
+        kind = "t-SNE" if self._maps else "principal components"
+        maps = self._maps or self._principal_maps(epochs)
+        key = f"{kind} {[one.epoch for one in maps]}"
+        version = hashlib.sha256(key.encode()).hexdigest()[:12]
+        answer: dict[str, Any] = {
+            "version": version,
+            "kind": kind,
+            "progress": progress,
+            "note": self._map_errors.get(epochs, ""),
+        }
         if version != have:
-            told["rows"] = maps[-1].rows.tolist()
-            told["points"] = {m.epoch: [round(x, 4) for x in m.points.flatten().tolist()]
-                              for m in maps}  # fmt: skip
-        return told
+            answer["rows"] = maps[-1].rows.tolist()
+            answer["points"] = {
+                one.epoch: [round(value, 4) for value in one.points.flatten().tolist()]
+                for one in maps
+            }
+        return answer
 
     @functools.lru_cache(maxsize=1)  # noqa: B019
-    def _flat(self, epochs: tuple[int, ...]) -> list[EpochMap]:
+    def _principal_maps(self, epochs: tuple[int, ...]) -> list[EpochMap]:
         try:
-            return flat_maps(self.run, most=MOST)
+            return principal_maps(self.run, max_points=MAX_POINTS)
         except RuntimeError:
             raise MissingData(
                 f"{self.run.folder}: the features after epochs {', '.join(map(str, epochs))} are "
@@ -179,108 +202,118 @@ class Explorer:
             ) from None
 
     def colors(self, by: str, *, epoch: int) -> dict[str, Any]:
-        """A value for each image of the probe: label, cluster, purity, or a column as =NAME."""
-        indices, labels = self._indices().tolist(), self._labels()
+        """A value for each snapshot image: label, cluster, purity, or a column as =NAME."""
         if by == "cluster":
-            names, assigned = self._clusters(self.run.epochs[-1])
-            return categories([names[c] for c in assigned.tolist()], order=names)
+            names, assigned = self._clusters(self.run.snapshot_epochs[-1])
+            return categories([names[cluster] for cluster in assigned.tolist()], order=names)
         if by.startswith("=") and self.metadata is not None:
-            return self.metadata.colors(by[1:], indices)
+            return self.metadata.colors(by[1:], self._indices().tolist())
         if by not in ("label", "purity"):
             raise ValueError(f"by: got {by!r}, need label, cluster, purity or a column as =NAME")
+        labels = self._labels()
         if labels is None:
-            raise MissingData(self.lacking or f"{self.run.folder}: no labels, so no colors by {by}")
+            raise MissingData(self.missing or f"{self.run.folder}: no labels, so no colors by {by}")
         if by == "label":
             classes = self.run.source.classes
-            named = [classes[label] if label >= 0 else None for label in labels.tolist()]
-            return categories(named, order=classes)
-        pure = (labels[self._near(epoch)[0]] == labels[:, None]).float().mean(1)
-        known = [
-            number(p) if label >= 0 else None
-            for p, label in zip(pure.tolist(), labels, strict=True)
+            known = [classes[label] if label >= 0 else None for label in labels.tolist()]
+            return categories(known, order=classes)
+        rows, _ = self._neighbors(epoch)
+        purity = analysis.same_label(labels, rows).float().mean(1).tolist()
+        values = [
+            to_json_number(value) if label >= 0 else None
+            for value, label in zip(purity, labels.tolist(), strict=True)
         ]
-        return {**scale(known), "low": 0.0, "high": 1.0}
+        return {**scale(values), "low": 0.0, "high": 1.0}
 
     @functools.lru_cache(maxsize=4)  # noqa: B019
     def _clusters(self, epoch: int) -> tuple[list[str], Tensor]:
         count = 10 if self._labels() is None else min(20, len(self.run.source.classes))
-        return groups(self.run.moment(epoch).features, count)
+        return analysis.cluster_features(self.run.snapshot(epoch).features, count)
 
     # Neighbors
 
     @functools.lru_cache(maxsize=64)  # noqa: B019
-    def _near(self, epoch: int) -> tuple[Int[Tensor, "n k"], Float[Tensor, "n k"]]:
-        return self.run.neighbors(epoch, NEAR)
+    def _neighbors(self, epoch: int) -> tuple[Int[Tensor, "n k"], Float[Tensor, "n k"]]:
+        return analysis.neighbors(self.run, epoch, NEIGHBORS)
 
     def point(self, row: int) -> dict[str, Any]:
-        """An image of the probe: its neighbors at each snapshot, and which of them stayed."""
-        indices, labels = self._indices(), self._labels()
+        """A snapshot image with its neighbors at each snapshot, and which of them were kept."""
+        indices = self._indices()
+        labels = self._labels()
         if not 0 <= row < len(indices):
             raise MissingData(f"got image {row} of the map, need 0 to {len(indices) - 1}")
-        moments, before = [], set[int]()
-        for epoch in self.run.epochs:
-            near, similarity = (told[row].tolist() for told in self._near(epoch))
-            same = None
+        snapshots = []
+        previous = set[int]()
+        for epoch in self.run.snapshot_epochs:
+            all_rows, all_similarities = self._neighbors(epoch)
+            rows = all_rows[row].tolist()
+            similarities = all_similarities[row].tolist()
+            same_label = None
             if labels is not None and labels[row] >= 0:
-                same = (labels[near] == labels[row]).tolist()
-            moments.append(
+                same_label = (labels[rows] == labels[row]).tolist()
+            snapshots.append(
                 {
                     "epoch": epoch,
-                    "rows": near,
-                    "distances": [number(max(1 - s, 0.0)) for s in similarity],
-                    "stayed": [other in before for other in near],
-                    "same": same,
+                    "rows": rows,
+                    "distances": [to_json_number(max(1 - value, 0.0)) for value in similarities],
+                    "kept": [other in previous for other in rows],
+                    "same_label": same_label,
                 }
             )
-            before = set(near)
-        image = self._image("train", int(indices[row]))
-        more = {} if self.metadata is None else self.metadata.row(image["index"])
-        return {**image, "metadata": more, "moments": moments}
+            previous = set(rows)
+        image = self._describe("train", int(indices[row]))
+        metadata = {} if self.metadata is None else self.metadata.row(image["index"])
+        return {**image, "metadata": metadata, "snapshots": snapshots}
 
-    def image(self, part: str, index: int) -> UInt8[Tensor, "channels height width"]:
-        """An image of a source, to search with; may be `Unreadable`."""
-        source = self._having(part, index)
+    def read_image(self, name: str, index: int) -> UInt8[Tensor, "channels height width"]:
+        """An image of a source, to search with; may raise `UnreadableSample`."""
+        source = self._source_with(name, index)
         with self.thumbnails.decoding:
             return source.read(index)
 
-    def prepare(self, part: str, *, epoch: int) -> None:
-        """Have the features that a search needs; raises `Pending` while they are made."""
-        self._searchable(part)
-        self.searcher.features(part, epoch)
+    def prepare(self, name: str, *, epoch: int) -> None:
+        """Compute the features that a search needs; raises `Pending` meanwhile."""
+        self._check_searchable(name)
+        self.searcher.features(name, epoch)
 
     def search(
-        self, image: UInt8[Tensor, "3 height width"], *, part: str, epoch: int, count: int = 24
+        self, image: UInt8[Tensor, "3 height width"], *, name: str, epoch: int, count: int = 24
     ) -> list[dict[str, Any]]:
         """The images nearest to any image, with their distances."""
-        self._searchable(part)
-        found = self.searcher.search(image, part=part, epoch=epoch, count=count)
-        return [{**self._image(part, i), "distance": number(d)}
-                for i, d in zip(*found, strict=True)]  # fmt: skip
+        self._check_searchable(name)
+        indices, distances = self.searcher.search(image, name=name, epoch=epoch, count=count)
+        return [
+            {**self._describe(name, index), "distance": to_json_number(distance)}
+            for index, distance in zip(indices, distances, strict=True)
+        ]
 
-    def clean(
-        self, order: str, *, part: str, epoch: int, start: int = 0, count: int = 60
+    def rank(
+        self, order: str, *, name: str, epoch: int, start: int = 0, count: int = 60
     ) -> dict[str, Any]:
-        """Outliers or pairs of likely duplicates, the most striking first, a page of them."""
-        self._searchable(part)
-        found, page = (
-            self.searcher.clean(order, part=part, epoch=epoch),
-            slice(start, start + count),
+        """One page of the outliers or of the pairs of likely duplicates, most striking first."""
+        self._check_searchable(name)
+        ranking = self.searcher.rank(order, name=name, epoch=epoch)
+        page = slice(start, start + count)
+        rows = zip(
+            ranking.indices[page],
+            ranking.scores[page],
+            ranking.nearest[page],
+            ranking.distances[page],
+            strict=True,
         )
-        each = zip(found.indices[page], found.scores[page], found.nearest[page],
-                   found.distances[page], strict=True)  # fmt: skip
         return {
-            "total": len(found.indices),
+            "total": len(ranking.indices),
             "items": [
                 {
-                    **self._image(part, index),
-                    "score": number(score),
-                    "nearest": self._image(part, other),
-                    "distance": number(distance),
+                    **self._describe(name, index),
+                    "score": to_json_number(score),
+                    "nearest": self._describe(name, nearest),
+                    "distance": to_json_number(distance),
                 }
-                for index, score, other, distance in each
+                for index, score, nearest, distance in rows
             ],
         }
 
-    def _searchable(self, part: str) -> None:
-        if part != "probe":
-            self._source(part)
+    def _check_searchable(self, name: str) -> None:
+        if name != "snapshot":
+            self._source(name)

@@ -1,4 +1,4 @@
-"""Images as the page shows them: small, encoded once, the latest kept in memory."""
+"""Small encoded images for the page; the latest ones are cached in memory."""
 
 from __future__ import annotations
 
@@ -14,46 +14,51 @@ from torchvision.transforms.v2 import functional as TF
 from meanshift.data import Source
 
 SIDES = (64, 128, 256, 768)
-_EXACT = 64  # images up to this side are shown pixel by pixel
+_EXACT_SIDE = 64  # images up to this side are shown pixel by pixel
 
 
 class Thumbnails:
-    """Encoded images by (part, index, side), as many as fit into `room` bytes."""
+    """A cache of encoded images by (source, index, side), of at most `max_bytes` bytes."""
 
-    def __init__(self, *, room: int = 64 * 2**20) -> None:
-        self._room, self._held = room, 0
-        self._kept: OrderedDict[tuple[str, int, int], tuple[bytes, str]] = OrderedDict()
+    def __init__(self, *, max_bytes: int = 64 * 2**20) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._cache: OrderedDict[tuple[str, int, int], tuple[bytes, str]] = OrderedDict()
         self._lock = threading.Lock()
         self.decoding = threading.Lock()
-        """One image is decoded at a time: a large one takes hundreds of megabytes."""
+        """one image is decoded at a time: a large one takes hundreds of megabytes"""
 
-    def of(self, part: str, source: Source, index: int, side: int) -> tuple[bytes, str]:
-        """An image inside a square of `side` pixels, and its media type; may be `Unreadable`."""
-        key = part, index, side
+    def get(self, name: str, source: Source, index: int, side: int) -> tuple[bytes, str]:
+        """An image inside a square of `side` pixels and its media type; or `UnreadableSample`."""
+        key = name, index, side
         with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
+            if key in self._cache:
+                self._cache.move_to_end(key)
+                return self._cache[key]
         with self.decoding:
-            made = encode(source.read(index), side)
+            encoded = encode(source.read(index), side)
         with self._lock:
-            if key not in self._kept:
-                self._kept[key] = made
-                self._held += len(made[0])
-            while self._held > self._room and len(self._kept) > 1:
-                self._held -= len(self._kept.popitem(last=False)[1][0])
-        return made
+            if key not in self._cache:
+                self._cache[key] = encoded
+                self._bytes += len(encoded[0])
+            while self._bytes > self._max_bytes and len(self._cache) > 1:
+                _, (content, _) = self._cache.popitem(last=False)
+                self._bytes -= len(content)
+        return encoded
 
 
 def encode(image: UInt8[Tensor, "3 height width"], side: int) -> tuple[bytes, str]:
-    """Small images as they are in PNG, others made to fit in JPEG."""
+    """Small images as they are in PNG, others resized to fit the square in JPEG."""
     height, width = image.shape[1:]
-    exact = max(height, width) <= _EXACT
+    exact = max(height, width) <= _EXACT_SIDE
     if not exact and max(height, width) > side:
-        shrink = side / max(height, width)
-        fitting = [max(1, round(height * shrink)), max(1, round(width * shrink))]
-        image = TF.resize(image, fitting, antialias=True)
-    held = io.BytesIO()
-    shown = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
-    shown.save(held, "PNG") if exact else shown.save(held, "JPEG", quality=85)
-    return held.getvalue(), "image/png" if exact else "image/jpeg"
+        scale = side / max(height, width)
+        size = [max(1, round(height * scale)), max(1, round(width * scale))]
+        image = TF.resize(image, size, antialias=True)
+    pixels = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+    buffer = io.BytesIO()
+    if exact:
+        pixels.save(buffer, "PNG")
+        return buffer.getvalue(), "image/png"
+    pixels.save(buffer, "JPEG", quality=85)
+    return buffer.getvalue(), "image/jpeg"

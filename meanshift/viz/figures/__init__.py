@@ -1,4 +1,4 @@
-"""One file a figure of the paper, behind one contract: runs in, a drawing and its words out."""
+"""The figures of runs, one file per figure: `draw(runs, options)` returns a `Drawing`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from meanshift.viz.run_reader import Run
 
 NAMES = ("neighbors", "tsne", "purity", "accuracy", "clusters", "curves", "views", "cost")
-TOGETHER = frozenset({"purity", "accuracy", "curves"})
-"""figures that hold all runs side by side; of the others there is one a run"""
+COMBINED = frozenset({"purity", "accuracy", "curves"})
+"""figures that show all runs together; each of the others is drawn once per run"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choices:
-    """What a person may choose about figures; 0 and () leave it to the figure."""
+class Options:
+    """What a user may choose about figures; 0 and () are the figure's own defaults."""
 
     rows: int = 0
     columns: int = 0
@@ -30,7 +30,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure with a title and a text that tells what is to be seen."""
+    """A figure with its title and a description of what it shows."""
 
     figure: Figure
     title: str
@@ -39,42 +39,47 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a figure: its files, or what it lacks."""
+    """The files of a figure, or why it was not drawn."""
 
     name: str
     files: tuple[Path, ...] = ()
-    lacks: str = ""
+    missing: str = ""
 
 
 def draw_figures(
-    runs: Sequence[Run], out: Path, *, names: Sequence[str] = NAMES, choices: Choices | None = None
+    runs: Sequence[Run], out: Path, *, names: Sequence[str] = NAMES, options: Options | None = None
 ) -> Iterator[Outcome]:
-    """Draw the named figures into `out`, as PNG and SVG; one that lacks something says what."""
+    """Draw the named figures into `out` as PNG and SVG; one that lacks data is skipped."""
     from meanshift.viz import style
     from meanshift.viz.run_reader import MissingData
 
     for name in names:
         module = importlib.import_module(f"meanshift.viz.figures.{name}")
-        for group in [list(runs)] if name in TOGETHER else [[run] for run in runs]:
-            alone = len(runs) == 1 or name in TOGETHER
-            file = name if alone else f"{name}-{group[0].name.replace('/', '-')}"
+        groups = [list(runs)] if name in COMBINED else [[run] for run in runs]
+        for group in groups:
+            file = name
+            if len(runs) > 1 and name not in COMBINED:
+                file = f"{name}-{group[0].name.replace('/', '-')}"
             try:
-                drawing: Drawing = module.draw(group, choices or Choices())
-            except MissingData as lacking:
-                yield Outcome(file, lacks=str(lacking))
+                drawing: Drawing = module.draw(group, options or Options())
+            except MissingData as error:
+                yield Outcome(file, missing=str(error))
                 continue
             files = style.save(drawing.figure, out / file, title=drawing.title, text=drawing.text)
             yield Outcome(file, tuple(files))
 
 
-def alike(runs: Sequence[Run], *, but: Collection[str] = ("train.seed",)) -> list[list[Run]]:
-    """Runs in groups that differ in nothing but some settings, in the order given."""
-    from meanshift.viz.run_reader import differing
+def group_similar(
+    runs: Sequence[Run], *, ignore: Collection[str] = ("train.seed",)
+) -> list[list[Run]]:
+    """Groups of runs that differ only in the ignored settings, in the order given.
 
+    If `method.name` is ignored, so are settings that only one of two methods has.
+    """
     groups: list[list[Run]] = []
     for run in runs:
         for group in groups:
-            if not set(differing([group[0], run])) - set(but):
+            if _similar(group[0], run, ignore):
                 group.append(run)
                 break
         else:
@@ -82,21 +87,32 @@ def alike(runs: Sequence[Run], *, but: Collection[str] = ("train.seed",)) -> lis
     return groups
 
 
-def names_by_settings(runs: Sequence[Run], *, but: Collection[str] = ("train.seed",)) -> list[str]:
-    """What sets each run apart from the others: `k 10`, `w/s`; its name, where that is too much."""
-    from meanshift.viz.run_reader import differing
+def _similar(one: Run, other: Run, ignore: Collection[str]) -> bool:
+    from meanshift.viz.run_reader import differing_settings
 
-    views = {"method.target_view", "method.online_view", "method.same_view"}
-    apart = {name: values for name, values in differing(runs).items() if name not in but}
-    told = [
-        dict.fromkeys(
-            run.pair
-            if name in views
-            else f"{name.partition('.')[2].replace('_', ' ')} {values[at]}"
-            for name, values in apart.items()
-        )
-        for at, run in enumerate(runs)
+    return all(
+        name in ignore or ("method.name" in ignore and None in values)
+        for name, values in differing_settings([one, other]).items()
+    )
+
+
+def names_by_settings(
+    runs: Sequence[Run], *, ignore: Collection[str] = ("train.seed",)
+) -> list[str]:
+    """Short names of runs by the settings in which they differ, as `k 10`.
+
+    Where there are more than three such settings, or the names are not unique, the run's own name.
+    """
+    from meanshift.viz.run_reader import differing_settings
+
+    differing = {
+        name.partition(".")[2].replace("_", " "): values
+        for name, values in differing_settings(runs).items()
+        if name not in ignore
+    }
+    names = [
+        ", ".join(f"{setting} {values[at]}" for setting, values in differing.items())
+        for at in range(len(runs))
     ]
-    names = [", ".join(words) for words in told]
-    clear = len(set(names)) == len(runs) and all(1 <= len(words) <= 3 for words in told)
-    return names if clear else [run.name for run in runs]
+    unique = len(set(names)) == len(runs)
+    return names if unique and 1 <= len(differing) <= 3 else [run.name for run in runs]

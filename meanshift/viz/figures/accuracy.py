@@ -1,4 +1,4 @@
-"""k-NN accuracy against the size of the bank and against k, over runs alike in all else."""
+"""k-NN accuracy by the size of the memory bank and by k, over runs that share everything else."""
 
 from __future__ import annotations
 
@@ -7,30 +7,32 @@ import statistics
 from collections.abc import Sequence
 
 from meanshift.viz import style
-from meanshift.viz.figures import Choices, Drawing, alike, names_by_settings
+from meanshift.viz.figures import Drawing, Options, group_similar, names_by_settings
 from meanshift.viz.run_reader import MissingData, Run
 
-_AXES = {  # the setting of a panel, its title, and what else may differ: BYOL is the case k=1
+_PANELS = {  # the setting of a panel: title, label of the axis, other settings that may differ
     "method.bank_size": ("Accuracy by bank size", "rows in the bank", ("train.seed",)),
     "method.k": ("Accuracy by k", "k", ("train.seed", "method.name")),
 }
-_Line = dict[int, list[float]]  # the runs' figures at each value of the setting
+_Line = dict[int, list[float]]
+"""accuracies of the runs at each value of the setting"""
 
 
-def draw(runs: Sequence[Run], _: Choices) -> Drawing:
-    """A line for runs that differ in one setting; points are means over seeds, bars deviations."""
-    measure, heights = _heights(runs)
-    drawn = {setting: lines for setting in _AXES if (lines := _lines(heights, setting))}
-    if not drawn:
+def draw(runs: Sequence[Run], _: Options) -> Drawing:
+    """One line per group of runs that differ in one setting; points are means over seeds."""
+    metric, accuracies = _accuracies(runs)
+    panels = {setting: lines for setting in _PANELS if (lines := _lines(accuracies, setting))}
+    if not panels:
         raise MissingData(
-            f"{len(heights)} of {len(runs)} runs are finished and have k-NN figures; need two or "
-            f"more that differ in nothing but k or bank size (and seed): meanshift pretrain RECIPE "
+            f"{len(accuracies)} of {len(runs)} runs are finished and have k-NN metrics; need two "
+            f"or more that differ only in k or bank size (and seed): meanshift pretrain RECIPE "
             f"--data SOURCE --out RUN --method.k 10 (or --method.bank_size 1024)"
         )
-    figure, told = style.figure(4.6 * len(drawn) + 0.4, 3.4), list[str]()
-    places = figure.subplots(1, len(drawn), squeeze=False, sharey=True)[0]
-    for axes, (setting, lines) in zip(places, drawn.items(), strict=True):
-        title, label, _also = _AXES[setting]
+    figure = style.figure(4.6 * len(panels) + 0.4, 3.4)
+    places = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    values = []
+    for axes, (setting, lines) in zip(places, panels.items(), strict=True):
+        title, label, _ignore = _PANELS[setting]
         axes.set_title(title)
         axes.set_xlabel(label)
         axes.set_xscale("log")
@@ -38,45 +40,50 @@ def draw(runs: Sequence[Run], _: Choices) -> Drawing:
         axes.set_xticks(ticks, [f"{x:,}" for x in ticks])
         axes.set_xticks([], minor=True)
         for name, line in lines.items():
-            means = [statistics.fmean(values) for values in line.values()]
-            wide = [statistics.stdev(v) if len(v) > 1 else math.nan for v in line.values()]
-            axes.errorbar(list(line), means, wide, label=name, marker="o", markersize=4, capsize=3)
+            means = [statistics.fmean(seeds) for seeds in line.values()]
+            stds = [statistics.stdev(s) if len(s) > 1 else math.nan for s in line.values()]
+            axes.errorbar(list(line), means, stds, label=name, marker="o", markersize=4, capsize=3)
             for x, mean in zip(line, means, strict=True):
-                told.append(f"{name}, {label} {x:,}: {mean:.1f} (runs: {len(line[x])})")
+                values.append(f"{name}, {label} {x:,}: {mean:.1f} (runs: {len(line[x])})")
         if len(lines) > 1:
             axes.legend()
-    figure.axes[0].set_ylabel(measure)
-    text = f"{measure}; bars are one deviation over seeds. " + "; ".join(told) + "."
+    figure.axes[0].set_ylabel(metric)
+    text = f"{metric}; error bars are one std over seeds. {'; '.join(values)}."
     return Drawing(figure, "Accuracy by bank size and k", text)
 
 
-def _heights(runs: Sequence[Run]) -> tuple[str, dict[Run, float]]:
-    """The measure that most finished runs have, the best kind first: never two in one figure."""
-    kinds = dict[str, dict[Run, float]]()
+def _accuracies(runs: Sequence[Run]) -> tuple[str, dict[Run, float]]:
+    """The k-NN metric that most finished runs have, with the value of each run.
+
+    One figure never mixes metrics; of equally common ones the first of the list below is taken.
+    """
+    metrics = dict[str, dict[Run, float]]()
     for run in runs:
-        if run.done < run.config.train.epochs - 0.01:
+        if run.epochs_done < run.config.train.epochs - 0.01:
             continue
-        result = run.results.get("knn", {"card": {}, "figures": {}})
-        judged = {} if run.older(result) else result["figures"]
-        seen = (run.records("monitor") or [{}])[-1]
+        result = run.results.get("knn", {"card": {}, "metrics": {}})
+        evaluated = {} if run.outdated(result) else result["metrics"]
+        monitored = (run.records("monitor") or [{}])[-1]
         for name in ("20-NN", "1-NN"):
-            for where, told in (("judged", judged), ("while training", seen)):
-                kind = kinds.setdefault(f"{name} accuracy, % ({where})", {})
-                if name in told:
-                    kind[run] = float(told[name])
-    return max(kinds.items(), key=lambda kind: len(kind[1]), default=("", {}))
+            for origin, values in (("evaluated", evaluated), ("while training", monitored)):
+                metric = metrics.setdefault(f"{name} accuracy, % ({origin})", {})
+                if name in values:
+                    metric[run] = float(values[name])
+    return max(metrics.items(), key=lambda item: len(item[1]), default=("", {}))
 
 
-def _lines(heights: dict[Run, float], setting: str) -> dict[str, _Line]:
-    """Lines of two points or more, by what sets them apart."""
-    field, but = setting.removeprefix("method."), (setting, *_AXES[setting][2])
-    firsts, lines = list[Run](), list[_Line]()
-    for group in alike(list(heights), but=but):
+def _lines(accuracies: dict[Run, float], setting: str) -> dict[str, _Line]:
+    """Lines of two points or more, by the settings in which they differ."""
+    ignore = (setting, *_PANELS[setting][2])
+    representatives = list[Run]()
+    lines = list[_Line]()
+    with_setting = [run for run in accuracies if run.setting(setting) is not None]
+    for group in group_similar(with_setting, ignore=ignore):
         line: _Line = {}
-        for run in sorted(group, key=lambda run: int(getattr(run.config.method, field))):
-            line.setdefault(getattr(run.config.method, field), []).append(heights[run])
+        for run in sorted(group, key=lambda run: int(run.setting(setting))):
+            line.setdefault(run.setting(setting), []).append(accuracies[run])
         if len(line) > 1:
-            firsts.append(group[0])
+            representatives.append(group[0])
             lines.append(line)
-    names = names_by_settings(firsts, but=but) if firsts else []
+    names = names_by_settings(representatives, ignore=ignore) if representatives else []
     return dict(zip(names, lines, strict=True))

@@ -1,4 +1,4 @@
-"""The cost of finding neighbors (Table 1 of the paper): a row a bank size."""
+"""The cost of the neighbor search (Table 1 of the MSF paper): one row per size of the bank."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import functools
 from collections.abc import Sequence
 
 from meanshift.viz import style
-from meanshift.viz.figures import Choices, Drawing
+from meanshift.viz.figures import Drawing, Options
 from meanshift.viz.run_reader import MissingData, Run
 
+_COLUMNS = {0.16: "bank", 0.34: "fraction of a step", 0.8: "GFLOPs per batch", 1.0: "memory, MB"}
+"""right end of each column, and its heading"""
 
-def draw(runs: Sequence[Run], _: Choices) -> Drawing:
-    """The search's share of a step, its arithmetic and its memory; the run's own bank is bold."""
+
+def draw(runs: Sequence[Run], _: Options) -> Drawing:
+    """The search's fraction of a step, its arithmetic and its memory; bold is the run's own."""
     (run,) = runs
-    held = run.results.get("cost")
-    if held is None:
+    result = run.results.get("cost")
+    if result is None:
         raise MissingData(
-            f"{run.folder}: no cost in results/; type: meanshift bench cost {run.folder}"
+            f"{run.folder}: no cost in results/; type: python -m benchmarks cost {run.folder} "
+            f"(in a clone of the repository)"
         )
-    card, settings = held["card"], held["card"]["settings"]
+    card = result["card"]
+    settings = card["settings"]
     rows = settings["table"]
     figure = style.figure(6.6, 0.27 * (len(rows) + 4))
     figure.set_layout_engine("none")
@@ -28,25 +33,26 @@ def draw(runs: Sequence[Run], _: Choices) -> Drawing:
 
     write = functools.partial(axes.text, va="center")
     write(0, -1.5, f"Cost of the neighbor search of {run.name}", weight="bold", size=10)
-    head = {0.16: "bank", 0.34: "share of a step", 0.8: "GFLOPs a batch", 1.0: "memory, MB"}
-    for x, words in head.items():
-        write(x, -0.3, words, color=style.QUIET, ha="right")
-    told = []
-    widest = max(row["share"] for row in rows)
+    for x, heading in _COLUMNS.items():
+        write(x, -0.3, heading, color=style.QUIET, ha="right")
+    values = []
+    largest = max(row["fraction"] for row in rows)
     for y, row in enumerate(rows, 1):
         weight = "bold" if row["bank"] == settings["bank"] else "normal"
-        cells = (f"{row['bank']:,}", f"{row['share']:.1%}", f"{row['gflops']:.2f}")
-        for x, words in zip(head, [*cells, f"{row['bytes'] / 1e6:.1f}"], strict=True):
-            write(x, y - 0.4, words, weight=weight, ha="right")
-        bar = 0.22 * row["share"] / widest
-        axes.barh(y - 0.4, bar, 0.5, left=0.36, color=style.COLORS[0])
-        told.append(f"{cells[0]} rows {cells[1]} of a step")
+        bank = f"{row['bank']:,}"
+        fraction = f"{row['fraction']:.1%}"
+        cells = [bank, fraction, f"{row['gflops']:.2f}", f"{row['bytes'] / 1e6:.1f}"]
+        for x, cell in zip(_COLUMNS, cells, strict=True):
+            write(x, y - 0.4, cell, weight=weight, ha="right")
+        length = 0.22 * row["fraction"] / largest
+        axes.barh(y - 0.4, length, 0.5, left=0.36, color=style.COLORS[0])
+        values.append(f"{bank} rows {fraction} of a step")
     axes.hlines([0.1, len(rows) + 0.2], 0, 1, color=style.QUIET, lw=0.8)
-    how = (
+    conditions = (
         f"{settings['encoder']}, {settings['image_size']} px, batch {settings['batch']}, "
         f"k {settings['k']}, {settings['dim']} dimensions, {card['device']}, "
         f"threads {card['threads']}; medians of {settings['rounds']} rounds; bold: the run's own"
     )
-    write(0, len(rows) + 0.8, how, color=style.QUIET, size=6.8)
-    text = f"Share of a training step taken by the neighbor search: {'; '.join(told)}. {how}."
-    return Drawing(figure, "Cost of the neighbor search", text)
+    write(0, len(rows) + 0.8, conditions, color=style.QUIET, size=6.8)
+    text = f"Fraction of a training step that the neighbor search takes: {'; '.join(values)}. "
+    return Drawing(figure, "Cost of the neighbor search", f"{text}{conditions}.")

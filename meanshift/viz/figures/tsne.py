@@ -1,77 +1,90 @@
-"""Epochwise t-SNE (Figure 4 of the paper): a panel a snapshot, aligned, colored by class."""
+"""t-SNE by epoch (Figure 4 of the MSF paper): one aligned panel per snapshot, colored by class."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from meanshift.evaluation.cluster import groups
 from meanshift.runtime import rng
 from meanshift.viz import style
-from meanshift.viz.figures import Choices, Drawing
+from meanshift.viz.analysis import cluster_features, select_epochs
+from meanshift.viz.figures import Drawing, Options
 from meanshift.viz.run_reader import MissingData, Run
-from meanshift.viz.tsne import draw_maps
+from meanshift.viz.tsne import tsne_maps
 
-_MOST = 10  # colors that an eye keeps apart
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MAX_COLORS = 10  # more cannot be told apart
 
 
-def draw(runs: Sequence[Run], choices: Choices) -> Drawing:
-    """The probe after up to six epochs; without labels the colors are clusters, and it says so."""
-    from matplotlib.lines import Line2D
-
+def draw(runs: Sequence[Run], options: Options) -> Drawing:
+    """The snapshot images after up to six epochs; without labels the colors are clusters."""
     (run,) = runs
-    epochs = run.chosen_epochs(choices.epochs, 6)
-    color, names, by = _colors(run, choices.seed)
-    maps = [one for one in draw_maps(run) if one.epoch in epochs]
+    epochs = select_epochs(run, options.epochs, count=6)
+    groups, names, meaning = _groups(run, options.seed)
+    maps = [epoch_map for epoch_map in tsne_maps(run) if epoch_map.epoch in epochs]
 
     columns = min(3, len(maps))
     lines = -(-len(maps) // columns)
     reach = torch.stack([one.points.abs().amax(0) for one in maps]).amax(0).clamp(min=0.1) + 0.04
-    wide, high = reach.tolist()
-    figure = style.figure(3.05 * columns + 1.3, (3.05 * high / wide + 0.3) * lines + 0.3)
+    reach_x, reach_y = reach.tolist()
+    figure = style.figure(3.05 * columns + 1.3, (3.05 * reach_y / reach_x + 0.3) * lines + 0.3)
     panels = figure.subplots(lines, columns, squeeze=False).flatten()
-    order = rng.permutation(
-        choices.seed, 0, len(maps[0].rows)
-    )  # so that no class lies above another
-    inks = [*style.COLORS[: len(names)], style.RULE]
     for axes in panels:
-        axes.set(xlim=(-wide, wide), ylim=(-high, high), xticks=[], yticks=[], aspect="equal")
+        axes.set(xlim=(-reach_x, reach_x), ylim=(-reach_y, reach_y), xticks=[], yticks=[])
+        axes.set_aspect("equal")
         axes.axis("off")
-    for axes, one in zip(panels, maps, strict=False):
+    colors = [*style.COLORS[: len(names)], style.RULE]  # the last one is that of group -1
+    order = rng.permutation(options.seed, 0, len(maps[0].rows))  # so that no class is always on top
+    for axes, epoch_map in zip(panels, maps, strict=False):
         axes.axis("on")
         axes.spines[:].set_visible(True)
-        axes.set_title("untrained" if one.epoch == 0 else f"epoch {one.epoch}")
-        shown = color[one.rows][order].tolist()
-        x, y = one.points[order].T.numpy()
-        axes.scatter(x, y, s=8000 / max(600, len(x)), c=[inks[i] for i in shown], linewidths=0)
-    words = [*names, "others"] if -1 in shown else names
-    marks = [Line2D([], [], color=ink, ls="", marker="o", markersize=5.5) for ink in inks]
-    figure.legend(
-        marks[: len(words)], words, loc="outside right upper", title=by, alignment="left",
-        title_fontproperties={"weight": "bold", "size": 9}, handletextpad=0.1, borderaxespad=1.5,
-    )  # fmt: skip
-    only = " Only one snapshot, so nothing moves." if len(maps) == 1 else ""
+        axes.set_title("untrained" if epoch_map.epoch == 0 else f"epoch {epoch_map.epoch}")
+        shown = groups[epoch_map.rows][order].tolist()
+        x, y = epoch_map.points[order].T.numpy()
+        point_colors = [colors[group] for group in shown]
+        axes.scatter(x, y, s=8000 / max(600, len(x)), c=point_colors, linewidths=0)
+    _add_legend(figure, [*names, "others"] if -1 in shown else names, colors, meaning)
     figure.suptitle(f"t-SNE of {run.name}", x=0.004, ha="left", weight="bold", size=11)
-    when = ", ".join(str(one.epoch) for one in maps)
-    text = f"t-SNE of {len(maps[0].rows)} training images of {run.name} after epochs {when}, each"
-    text += f" map begun where the one before ended; colored by {' '.join(by.split())}.{only}"
-    return Drawing(figure, "Epochwise t-SNE", text)
+    shown_epochs = ", ".join(str(epoch_map.epoch) for epoch_map in maps)
+    text = f"t-SNE of {len(maps[0].rows)} training images of {run.name} after epochs {shown_epochs}"
+    text += f", each map started from the one before; colored by {' '.join(meaning.split())}."
+    text += " Only one snapshot, so nothing moves." if len(maps) == 1 else ""
+    return Drawing(figure, "t-SNE by epoch", text)
 
 
-def _colors(run: Run, seed: int) -> tuple[Int[Tensor, " n"], list[str], str]:
-    """Which color each image of the probe has (-1: none), their names, and what they mean."""
+def _add_legend(figure: Figure, names: list[str], colors: list[str], title: str) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], color=color, ls="", marker="o", markersize=5.5) for color in colors]
+    figure.legend(
+        handles[: len(names)],
+        names,
+        loc="outside right upper",
+        title=title,
+        alignment="left",
+        title_fontproperties={"weight": "bold", "size": 9},
+        handletextpad=0.1,
+        borderaxespad=1.5,
+    )
+
+
+def _groups(run: Run, seed: int) -> tuple[Int[Tensor, " n"], list[str], str]:
+    """The group of each snapshot image (-1: none), the names of the groups, and their meaning."""
     try:
         labels = run.labels
-    except MissingData:  # without the images there are still the features
+    except MissingData:  # the features are there even if the images are not
         labels = None
     if labels is None:
-        names, assigned = groups(run.moment(run.epochs[-1]).features)
+        names, assigned = cluster_features(run.snapshot(run.snapshot_epochs[-1]).features)
         return assigned, names, "cluster\n(k-means of the\nlast snapshot)"
     present = labels[labels >= 0].unique()
-    chosen = present[rng.choice(seed, len(present), _MOST, rng.PROBE)]
-    same = labels[:, None] == chosen
-    names = [style.short(run.source.classes[label]) for label in chosen.tolist()]
-    return torch.where(same.any(1), same.int().argmax(1), -1), names, "class"
+    chosen = present[rng.choice(seed, len(present), _MAX_COLORS, rng.PROBE)]
+    matches = labels[:, None] == chosen
+    names = [style.shorten(run.source.classes[label]) for label in chosen.tolist()]
+    return torch.where(matches.any(1), matches.int().argmax(1), -1), names, "class"

@@ -1,205 +1,250 @@
-"""What a page shows of one run's images: map, neighbors, clusters, views, state of the data."""
+"""The parts of a report that show images of one run: map, clusters, views, data, detections."""
 
 from __future__ import annotations
 
 import base64
 import io
 import math
+import zipfile
 from collections import Counter
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from meanshift.data import UnreadableSample
-from meanshift.ops.topk import nearest_neighbors
 from meanshift.runtime import rng
-from meanshift.transforms.replay import center_square, denormalize, replay_views
-from meanshift.viz import style
+from meanshift.transforms.replay import center_square, denormalize
+from meanshift.viz import detections, style
+from meanshift.viz.analysis import (
+    cluster_features,
+    nearest_others,
+    replay,
+    same_label,
+    single_views,
+    stored_clusters,
+    view_title,
+)
 from meanshift.viz.run_reader import MissingData, Run
-from meanshift.viz.tsne import EpochMap, draw_maps
+from meanshift.viz.tsne import tsne_maps
 
-_NEAR = 8  # neighbors in a strip
+NEIGHBORS = 8
 
 
-def seen(run: Run, sheets: dict[str, str], most: int) -> dict[str, Any]:
-    """Map and neighbors by epoch, with every image that they show on one sheet."""
-    maps = draw_maps(run, most=most)
+def map_section(run: Run, sheets: dict[str, str], *, max_images: int) -> dict[str, Any]:
+    """The map and the neighbors by epoch; all images that they show lie on one sheet.
+
+    `sheets` collects the sheets of all runs; `data` of the result is for the page's script.
+    """
+    maps = tsne_maps(run, max_points=max_images)
     rows = maps[0].rows
-    indices = run.moment(maps[-1].epoch).indices[rows]
-    side = 32 if run.config.data.image_size <= 48 else 64
+    indices = run.snapshot(maps[-1].epoch).indices[rows].tolist()
     labels = None if run.labels is None else run.labels[rows]
-    near, pure = [], []
-    for one in maps:
-        unit = run.moment(one.epoch).features[rows]
-        found, _ = nearest_neighbors(
-            unit, unit, min(_NEAR, len(unit) - 1), leave_out=torch.arange(len(unit))
-        )
-        near.append(found.tolist())
+    neighbors = []
+    purity = []
+    for epoch_map in maps:
+        nearest, _ = nearest_others(run.snapshot(epoch_map.epoch).features[rows], NEIGHBORS)
+        neighbors.append(nearest.tolist())
         if labels is not None:
-            pure.append(float((labels[found] == labels[:, None])[labels >= 0].float().mean()))
-    names, groups, by = _groups(run, labels, maps)
-    cells = [run.thumbnail(index, side).numpy() for index in indices.tolist()]
-    words = f"{len(rows)} training images, " + (
-        "colored by class" if by == "label" else "colored by cluster, since there are no labels"
-    )
+            matches = same_label(labels, nearest)[labels >= 0]
+            purity.append(float(matches.float().mean()))
+    names, groups, colored_by = _groups(run, labels, rows)
+    side = _thumbnail_side(run)
+    cells = [run.thumbnail(index, side).numpy() for index in indices]
+    coloring = "colored by class"
+    if colored_by == "cluster":
+        coloring = "colored by cluster, since there are no labels"
     return {
-        "words": words,
-        "by": by,
+        "caption": f"{len(rows)} training images, {coloring}",
+        "colored_by": colored_by,
         "legend": list(enumerate(names)),
-        "drawn": {
-            "epochs": [one.epoch for one in maps],
-            "points": [[round(v, 3) for v in one.points.flatten().tolist()] for one in maps],
-            "near": near,
-            "pure": pure,
+        "data": {
+            "epochs": [epoch_map.epoch for epoch_map in maps],
+            "points": [
+                [round(value, 3) for value in epoch_map.points.flatten().tolist()]
+                for epoch_map in maps
+            ],
+            "neighbors": neighbors,
+            "purity": purity,
             "groups": groups,
-            "names": names,
-            "by": by,
-            "titles": [run.source.title(index) for index in indices.tolist()],
-            "sheet": _sheet(cells, sheets),
+            "group_names": names,
+            "colored_by": colored_by,
+            "titles": [run.source.title(index) for index in indices],
+            "sheet": _add_sheet(cells, sheets),
             "side": side,
-            "columns": math.ceil(math.sqrt(len(cells))),
-            "queries": _queries(labels, len(rows)),
+            "columns": _sheet_columns(cells),
+            "queries": _choose_queries(labels, len(rows)),
         },
     }
 
 
 def _groups(
-    run: Run, labels: Tensor | None, maps: Sequence[EpochMap]
+    run: Run, labels: Int[Tensor, " n"] | None, rows: Int[Tensor, " n"]
 ) -> tuple[list[str], list[int], str]:
     """What the points are colored by: classes, or clusters of the last snapshot."""
     if labels is not None:
         return list(run.source.classes), labels.tolist(), "label"
-    from meanshift.evaluation.cluster import groups
-
-    names, assigned = groups(run.moment(maps[-1].epoch).features)
-    return names, assigned[maps[-1].rows].tolist(), "cluster"
+    names, assigned = cluster_features(run.snapshot(run.snapshot_epochs[-1]).features)
+    return names, assigned[rows].tolist(), "cluster"
 
 
-def _queries(labels: Tensor | None, size: int) -> list[int]:
+def _choose_queries(labels: Int[Tensor, " n"] | None, size: int) -> list[int]:
     """Images whose neighbors are shown: one of each class, up to ten."""
-    some = rng.choice(0, size, size, rng.SPLIT)
-    order = rng.uniform(0, 0, some, rng.SPLIT, 1)[:, 0].argsort().tolist()
+    order = rng.uniform(0, 0, torch.arange(size), rng.SPLIT, 1)[:, 0].argsort().tolist()
     if labels is None:
         return order[:10]
-    firsts: dict[int, int] = {}
+    first_of_class: dict[int, int] = {}
     for row in order:
-        firsts.setdefault(int(labels[row]), row)
-    return [firsts[label] for label in sorted(firsts) if label >= 0][:10]
+        first_of_class.setdefault(int(labels[row]), row)
+    return [first_of_class[label] for label in sorted(first_of_class) if label >= 0][:10]
 
 
-def _sheet(cells: list[NDArray[np.uint8]], sheets: dict[str, str]) -> str:
-    """All images of a probe as one JPEG; runs with the same probe share it."""
-    columns = math.ceil(math.sqrt(len(cells)))
-    rows = [cells[i : i + columns] for i in range(0, len(cells), columns)]
-    address = _address(style.mosaic(rows, gap=0), quality=82)
+def _thumbnail_side(run: Run) -> int:
+    return 32 if run.config.data.image_size <= 48 else 64
+
+
+def _sheet_columns(cells: list[NDArray[np.uint8]]) -> int:
+    return math.ceil(math.sqrt(len(cells)))
+
+
+def _add_sheet(cells: list[NDArray[np.uint8]], sheets: dict[str, str]) -> str:
+    """Add all images as one JPEG and return its name; runs with the same images share it."""
+    columns = _sheet_columns(cells)
+    rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
+    url = _data_url(style.mosaic(rows, gap=0), quality=82)
     for name, known in sheets.items():
-        if known == address:
+        if known == url:
             return name
-    sheets[f"s{len(sheets)}"] = address
-    return f"s{len(sheets) - 1}"
+    name = f"sheet-{len(sheets)}"
+    sheets[name] = url
+    return name
 
 
-def clusters(run: Run, *, rows: int = 10, columns: int = 14) -> dict[str, Any]:
-    """Random images of random clusters, from the stored assignment."""
-    assigned, places = run.clusters()
-    sizes, side = assigned.bincount(), 32 if run.config.data.image_size <= 48 else 64
-    chosen = (sizes > 0).nonzero()[:, 0]
-    chosen = chosen[rng.choice(0, len(chosen), rows, rng.PROBE)]
-    made = []
+def clusters_section(run: Run, *, rows: int = 10, columns: int = 14) -> dict[str, Any]:
+    """Random images of random clusters, from the stored result."""
+    assigned, indices = stored_clusters(run)
+    side = _thumbnail_side(run)
+    filled = (assigned.bincount() > 0).nonzero()[:, 0]
+    chosen = filled[rng.choice(0, len(filled), rows, rng.PROBE)]
+    strips = []
     for cluster in chosen.tolist():
-        members = places[(assigned == cluster).nonzero()[:, 0]]
+        members = indices[assigned == cluster]
         order = rng.uniform(cluster, 0, torch.arange(len(members)), rng.PROBE, 1)[:, 0].argsort()
-        some = members[order[:columns]]
-        told = f"{len(members):,} images"
+        caption = f"{len(members):,} images"
         if run.source.labels is not None:
             labels = run.source.labels[members]
-            for common, count in Counter(labels[labels >= 0].tolist()).most_common(1):
-                told += f", {count / len(members):.0%} {run.source.classes[common]}"
-        cells = [run.thumbnail(i, side).numpy() for i in some.tolist()]
-        made.append({"words": told, "image": _address(style.mosaic([cells], gap=2))})
-    return {"rows": made, "older": run.older(run.results.get("cluster", {"card": {}}))}
-
-
-def views(run: Run, *, count: int = 8) -> dict[str, Any]:
-    """Images and the two views of each in the first epoch."""
-    ids = rng.choice(1, len(run.source), count, rng.PROBE)
-    drawn = replay_views(run.source, ids, epoch=0, config=run.config, keep=True)
-    if not len(drawn.ids):
-        raise MissingData(f"{run.folder}: none of the images that were drawn can be read")
-    side = min(run.config.data.image_size, 96)
-    rows = [
-        [center_square(image, side).numpy() for image in drawn.images],
-        [center_square(denormalize(view), side).numpy() for view in drawn.target],
-        [center_square(denormalize(view), side).numpy() for view in drawn.online],
-    ]
-    how = run.config.views
-    names = ["the image", f"the target's view ({how.online if how.same_view else how.target})"]
-    names += [f"the online view ({how.online}{', the same' if how.same_view else ''})"]
+            for label, count in Counter(labels[labels >= 0].tolist()).most_common(1):
+                caption += f", {count / len(members):.0%} {run.source.classes[label]}"
+        shown = members[order[:columns]].tolist()
+        strips.append(_strip(caption, [run.thumbnail(index, side).numpy() for index in shown]))
     return {
-        "rows": [
-            {"words": words, "image": _address(style.mosaic([row], gap=2), quality=88)}
-            for words, row in zip(names, rows, strict=True)
-        ]
+        "strips": strips,
+        "outdated": run.outdated(run.results.get("cluster", {"card": {}})),
     }
 
 
-def data(run: Run) -> dict[str, Any]:
-    """How many images, of which sizes and classes; what could not be read is listed apart."""
+def views_section(run: Run, *, count: int = 8) -> dict[str, Any]:
+    """Training images and the views of each in the first epoch, one strip per view."""
+    ids = rng.choice(1, len(run.source), count, rng.PROBE)
+    replayed = replay(run, ids, epoch=0, keep_images=True)
+    if not len(replayed.ids):
+        raise MissingData(f"{run.folder}: none of the images that were chosen can be read")
+    side = min(run.config.data.image_size, 96)
+    strips = [_strip("image", [center_square(i, side).numpy() for i in replayed.images], 88)]
+    for view, images in zip(single_views(run.views), replayed.views, strict=True):
+        cells = [center_square(denormalize(image), side).numpy() for image in images]
+        strips.append(_strip(view_title(view), cells, quality=88))
+    return {"strips": strips}
+
+
+def data_section(run: Run) -> dict[str, Any]:
+    """How many images, of which sizes and classes."""
     source = run.source
-    some = rng.choice(0, len(source), 1 if source.uniform else 200, rng.PROBE)
-    sizes = []
-    for index in some.tolist():
-        try:
-            sizes.append(tuple(source.read(index).shape[1:][::-1]))
-        except UnreadableSample:
-            continue
-    told = []
-    if sizes and len(set(sizes)) == 1:
-        every = "all" if source.uniform else f"all of {len(sizes)} looked at"
-        told.append(("Size", f"{sizes[0][0]} x {sizes[0][1]} pixels ({every})"))
-    elif sizes:
-        by_area = sorted(sizes, key=lambda size: size[0] * size[1])
-        words = [f"{w} x {h}" for w, h in (by_area[0], by_area[len(by_area) // 2], by_area[-1])]
-        told.append(
-            ("Size", f"{words[0]}, median {words[1]}, up to {words[2]} ({len(sizes)} looked at)")
-        )
-        short = sum(min(size) < run.config.data.image_size for size in sizes)
-        if short:
-            told.append(("Enlarged", f"{short / len(sizes):.0%} are smaller than the views"))
+    validation = run.validation
+    rows = [
+        ("Training images", f"{len(source):,} from {run.config.data.source}"),
+        ("Validation images", "none" if validation is None else f"{len(validation):,}"),
+        *_size_rows(run),
+    ]
     classes = []
     if source.labeled and source.labels is not None:
         counts = Counter(source.labels.tolist())
-        told.append(("Unlabeled", f"{counts.pop(-1, 0):,}"))
-        top = max(counts.values())
+        rows.append(("Unlabeled", f"{counts.pop(-1, 0):,}"))
+        largest = max(counts.values())
         classes = [
-            (source.classes[label], count, count / top) for label, count in counts.most_common(20)
+            (source.classes[label], count, count / largest)
+            for label, count in counts.most_common(20)
         ]
         if len(counts) > 20:
-            told.append(("Classes", f"{len(counts)}, the 20 largest are shown"))
-    held = run.held_out
-    told.insert(0, ("Held out for judging", f"{len(held):,}" if held is not None else "none"))
-    told.insert(0, ("Images to train on", f"{len(source):,} from {run.config.data.source}"))
-    return {"told": told, "classes": classes}
+            rows.append(("Classes", f"{len(counts)}, the 20 largest are shown"))
+    return {"rows": rows, "classes": classes}
 
 
-def beside(run: Run, result: str) -> dict[str, str] | None:
-    """The image that judging left beside a result, and what it shows in words."""
+def _size_rows(run: Run) -> list[tuple[str, str]]:
+    """The sizes of the images: of all, or of a random sample where each file must be read."""
+    source = run.source
+    sample = rng.choice(0, len(source), 1 if source.uniform else 200, rng.PROBE)
+    sizes = []
+    for index in sample.tolist():
+        try:
+            height, width = source.read(index).shape[1:]
+        except UnreadableSample:
+            continue
+        sizes.append((width, height))
+    if not sizes:
+        return []
+    if len(set(sizes)) == 1:
+        extent = "all" if source.uniform else f"all of {len(sizes)} sampled"
+        return [("Size", f"{sizes[0][0]} x {sizes[0][1]} pixels ({extent})")]
+    by_area = sorted(sizes, key=lambda size: size[0] * size[1])
+    smallest, median, largest = (
+        f"{width} x {height}"
+        for width, height in (by_area[0], by_area[len(by_area) // 2], by_area[-1])
+    )
+    rows = [("Size", f"{smallest}, median {median}, up to {largest} ({len(sizes)} sampled)")]
+    small = sum(min(size) < run.config.data.image_size for size in sizes)
+    if small:
+        rows.append(("Enlarged", f"{small / len(sizes):.0%} are smaller than the views"))
+    return rows
+
+
+def result_image(run: Run, result: str) -> dict[str, str] | None:
+    """The image that belongs to a result; detections are drawn here if they are not yet."""
+    path = run.directory.results / f"{result}.png"
     try:
-        with Image.open(run.journal.results / f"{result}.png") as held:
-            words = str(held.info.get("Description", ""))
-            image = held.convert("RGB")
-    except OSError:
+        if _has_new_detections(path):
+            detections.draw_result(path.with_name(f"{result}.json"))
+        with Image.open(path) as opened:
+            description = str(opened.info.get("Description", ""))
+            image = opened.convert("RGB")
+    except (OSError, ValueError, zipfile.BadZipFile):  # no image, or one that cannot be read
         return None
     image.thumbnail((1400, 1400))
-    return {"image": _address(np.asarray(image), quality=82), "words": words}
+    return {"image": _data_url(np.asarray(image), quality=82), "description": description}
 
 
-def _address(pixels: NDArray[np.uint8], *, quality: int = 85) -> str:
-    held = io.BytesIO()
-    Image.fromarray(pixels).save(held, "JPEG", quality=quality, optimize=True)
-    return "data:image/jpeg;base64," + base64.b64encode(held.getvalue()).decode()
+def _has_new_detections(image: Path) -> bool:
+    """Whether boxes are stored beside a result that its image does not show yet."""
+    arrays = image.with_suffix(".npz")
+    if not arrays.exists():
+        return False
+    if image.exists() and image.stat().st_mtime_ns >= arrays.stat().st_mtime_ns:
+        return False
+    with np.load(arrays) as stored:
+        return "detection_boxes" in stored.files
+
+
+def _strip(caption: str, cells: list[NDArray[np.uint8]], quality: int = 85) -> dict[str, str]:
+    """A row of images with its caption."""
+    return {"caption": caption, "image": _data_url(style.mosaic([cells], gap=2), quality=quality)}
+
+
+def _data_url(pixels: NDArray[np.uint8], *, quality: int = 85) -> str:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=quality, optimize=True)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()

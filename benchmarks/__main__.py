@@ -1,0 +1,109 @@
+"""`python -m benchmarks [NAME...]`: the speed tables, as ratios measured in one run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import TABLES
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the tables, or one of step, cost and transfer alone."""
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    try:
+        _check(args)
+        if args.names[:1] in (["step"], ["cost"], ["transfer"]):
+            _run_alone(args)
+        else:
+            from benchmarks.run import run_tables
+
+            run_tables(
+                args.names or list(TABLES),
+                rounds=args.rounds or 3,
+                out=args.out,
+                photos=args.photos,
+                features=args.features,
+            )
+    except (ValueError, OSError) as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"any of {', '.join(TABLES)} [all of these, some minutes], scale (steps in 1, 2 and 4 "
+        f"processes); or alone: step (the phases of a step), cost [RUN] (the search's fraction of "
+        f"a step by the size of the bank; of a run, written to its results), transfer (45 "
+        f"penalties against scikit-learn)",
+    )
+    parser.add_argument(
+        "--rounds", type=int, help="alternating rounds; the median counts [3, cost: 9, transfer: 1]"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/bench"),
+        metavar="DIR",
+        help="for bench.json and the plot [runs/bench]",
+    )
+    parser.add_argument(
+        "--photos", type=Path, metavar="DIR", help="decoding: class folders of JPEGs [generated]"
+    )
+    parser.add_argument(
+        "--features",
+        type=Path,
+        metavar="FILE",
+        help="evaluation: 20-NN alone, on an .npz of `meanshift embed` [generated rows]",
+    )
+    return parser
+
+
+def _check(args: argparse.Namespace) -> None:
+    names = args.names
+    if args.rounds is not None and args.rounds < 1:
+        raise ValueError(f"--rounds: got {args.rounds}, need 1 or more")
+    alone = names[:1] in (["step"], ["transfer"]) and len(names) == 1
+    cost = names[:1] == ["cost"] and len(names) <= 2
+    if not (alone or cost or set(names) <= {*TABLES, "scale"}):
+        raise ValueError(
+            f"got {' '.join(names)}; need any of {', '.join(TABLES)}, scale; or step, transfer or "
+            f"cost [RUN], alone"
+        )
+    if args.features is not None:
+        if "evaluation" not in (names or TABLES):
+            raise ValueError("--features is for evaluation; name it too, or leave --features out")
+        if not args.features.is_file():  # reported now, not after minutes
+            raise ValueError(f"{args.features}: no such file; make it with `meanshift embed`")
+
+
+def _run_alone(args: argparse.Namespace) -> None:
+    from benchmarks.step import STEP, measure_step
+    from benchmarks.transfer import measure_transfer
+    from meanshift.reproduce.cost import describe_cost, measure_cost
+    from meanshift.runtime.run_directory import RunDirectory
+
+    name, *runs = args.names
+    if name == "step":
+        print(measure_step(STEP, rounds=args.rounds or 3))
+    elif name == "transfer":
+        print(measure_transfer(rounds=args.rounds or 1))
+    elif not runs:
+        print(describe_cost(measure_cost(STEP, rounds=args.rounds or 9)))
+    else:
+        run_directory = RunDirectory.open(Path(runs[0]))
+        result = measure_cost(run_directory.config, rounds=args.rounds or 9)
+        print(describe_cost(result))
+        print(f"\nwritten to {run_directory.save_result('cost', result)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

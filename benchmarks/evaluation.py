@@ -1,0 +1,172 @@
+"""k-NN, k-means and the linear layer against the libraries that people use for them."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.step import STEP
+from benchmarks.table import Row, alternate, installed, ratios, timed
+from meanshift.config import Views
+from meanshift.data import open_source
+from meanshift.evaluation.knn import neighbors
+from meanshift.evaluation.linear_probe import (
+    ProbeSettings,
+    Standardize,
+    cached_stream,
+    train_layers,
+)
+from meanshift.models.encoder import build_backbone
+from meanshift.ops.kmeans import kmeans
+from meanshift.transforms.augment import MultiViewTransform
+
+IMAGES, QUERIES, WIDTH, CLASSES, K = 50_000, 10_000, 512, 100, 20
+CLUSTERED = 20_000
+"""rows for k-means: with all of them scikit-learn would take a minute per round"""
+
+
+def rows(rounds: int, *, features_file: Path | None = None) -> Iterator[Row]:
+    """All rows; with a file of features only the row of its 20-NN."""
+    if features_file is not None:
+        if not installed("faiss"):
+            raise ValueError("--features: is compared with faiss only; install faiss-cpu")
+        train, test = read_features(features_file)
+        yield from _knn_row(train, test, f"features of {features_file.name}", None, rounds)
+        return
+    for kind, goal in (("features like a network's", 1.2), ("without any structure", None)):
+        train, test = random_features(decaying=goal is not None)
+        yield from _knn_row(train, test, kind, goal, rounds)
+    yield _kmeans_row(train[:CLUSTERED])
+    yield _linear_row(train)
+
+
+def _knn_row(
+    train: Tensor, test: Tensor, kind: str, goal: float | None, rounds: int
+) -> Iterator[Row]:
+    found: dict[str, Tensor] = {}
+
+    def search() -> None:
+        found["ours"] = torch.cat([slots for slots, _ in neighbors(train, test, K)])
+
+    faiss_search = _faiss_search(train, test, found)
+    if faiss_search is None:
+        return
+    seconds = alternate({"ours": timed(search), "faiss": timed(faiss_search)}, rounds)
+    equal = float((found["ours"] == found["faiss"]).double().mean())
+    yield Row(
+        f"{K}-NN, {len(train):,} x {len(test):,} x {train.shape[1]}, {kind}: / faiss flat",
+        ratios(seconds["faiss"], seconds["ours"]),
+        goal,
+        note=f"{equal:.3%} of the neighbors in the same places",
+    )
+
+
+def read_features(file: Path) -> tuple[Tensor, Tensor]:
+    """Unit rows of an .npz of `meanshift embed`: its training split, and the other rows as queries.
+
+    If all rows are of one split, every sixth is a query.
+    """
+    try:
+        with file.open("rb") as opened, np.load(opened) as arrays:
+            features = torch.from_numpy(arrays["embedding"]).float()
+            split = arrays["split"]
+    except (ValueError, KeyError, AttributeError, TypeError, zipfile.BadZipFile):
+        raise ValueError(f"{file}: need an .npz made by `meanshift embed`") from None
+    is_query = torch.from_numpy(split != "train")
+    if bool(is_query.all()) or not is_query.any():
+        is_query = torch.arange(len(features)) % 6 == 5
+    if int((~is_query).sum()) < K or not is_query.any():
+        raise ValueError(f"{file}: {len(features)} rows; need {K} to search and one query")
+    features = F.normalize(features, dim=1)
+    return features[~is_query], features[is_query]
+
+
+def random_features(*, decaying: bool) -> tuple[Tensor, Tensor]:
+    """Unit rows in overlapping classes; a network's variance decays quickly along its axes."""
+    generator = torch.Generator().manual_seed(0)
+    scale = torch.arange(1, WIDTH + 1) ** -0.75 if decaying else torch.ones(WIDTH)
+    axes = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=generator))[0]
+    labels = torch.arange(IMAGES + QUERIES) % CLASSES
+    features = torch.randn(CLASSES, WIDTH, generator=generator)[labels]
+    features += torch.randn(IMAGES + QUERIES, WIDTH, generator=generator)
+    features = F.normalize((features * scale) @ axes, dim=1)
+    return features[:IMAGES].contiguous(), features[IMAGES:].contiguous()
+
+
+def _kmeans_row(train: Tensor) -> Row:
+    from sklearn.cluster import KMeans
+
+    theirs = KMeans(CLASSES, n_init=1, max_iter=20, tol=0, random_state=0)
+    contenders = {
+        "ours": timed(lambda: kmeans(train, CLASSES)),
+        "scikit-learn": timed(lambda: theirs.fit(train.numpy())),
+    }
+    seconds = alternate(contenders, 2, warm_up=False)
+    return Row(
+        "k-means, 20,000 x 512, 100 clusters, 20 iterations: / scikit-learn",
+        ratios(seconds["scikit-learn"], seconds["ours"]),
+    )
+
+
+def _linear_row(train: Tensor) -> Row:
+    """40 epochs on features that were extracted once, beside one epoch of augmented views."""
+    settings = ProbeSettings()
+    cpu = torch.device("cpu")
+    labels = torch.arange(IMAGES) % CLASSES
+    backbone, _ = build_backbone(STEP.encoder, image_size=32)
+    backbone.eval().to(memory_format=torch.channels_last)
+    transform = MultiViewTransform((Views().spec("view", "weak", stream=0),), 0, 32)
+    ids = torch.arange(256)
+    images = open_source("sample")["train"].read_batch(ids)
+
+    def cached_epochs() -> None:
+        train_layers(
+            cached_stream(train, labels, settings=settings, seed=0, device=cpu),
+            Standardize(train),
+            train[:256],
+            labels[:256],
+            classes=CLASSES,
+            settings=settings,
+            lrs=[settings.lr],
+            seed=0,
+            device=cpu,
+            steps=-(-IMAGES // settings.batch_size),
+        )
+
+    @torch.no_grad()
+    def one_batch() -> None:
+        (view,) = transform.finish(images, 0, ids)
+        backbone(view.contiguous(memory_format=torch.channels_last))
+
+    contenders = {"cached": timed(cached_epochs), "batch": timed(one_batch)}
+    seconds = alternate(contenders, 1, warm_up=False)
+    epoch = [each * IMAGES / 256 for each in seconds["batch"]]
+    return Row(
+        "linear layer, 50,000 x 512: one epoch of views / 40 cached epochs",
+        ratios(epoch, seconds["cached"]),
+        1.0,
+        note="ResNet-18 with the small stem, 32 px; of the epoch one batch is timed",
+    )
+
+
+def _faiss_search(
+    train: Tensor, test: Tensor, found: dict[str, Tensor]
+) -> Callable[[], None] | None:
+    if not installed("faiss"):
+        return None
+    import faiss
+
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    index = faiss.IndexFlatIP(train.shape[1])
+    index.add(train.numpy())
+
+    def search() -> None:
+        found["faiss"] = torch.from_numpy(index.search(test.numpy(), K)[1])
+
+    return search

@@ -1,0 +1,69 @@
+"""A training step against its two bare encoders, phase by phase."""
+
+from __future__ import annotations
+
+import torch
+
+from meanshift.config import MSF, Config, Data, Encoder, Train, Views
+from meanshift.reproduce.cost import PhaseTimer, TimedStep
+from meanshift.runtime.device import autocast
+
+STEP = Config(
+    data=Data(image_size=32),
+    views=Views(blur=0.0),
+    encoder=Encoder(name="resnet18", stem="small"),
+    method=MSF(bank_size=65_536),
+    train=Train(batch_size=256),
+)
+"""the step that is measured by default"""
+
+
+class BareStep(TimedStep):
+    """A timed step, and the part of it that the two encoders and their optimizer need alone."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        size = config.data.image_size
+        view = torch.randn(config.train.batch_size, 3, size, size)
+        self.view = view.to(self.device, memory_format=self.layout)
+
+    def bare_step(self, timer: PhaseTimer) -> None:
+        """Online forward and backward pass, target forward pass, optimizer; nothing else."""
+
+        def work() -> None:
+            with autocast(self.device, self.precision):
+                v = self.method.predict(self.view)
+                u = self.method.project(self.view)
+            self.optimizer.zero_grad(set_to_none=True)
+            (2 - 2 * (v * u).sum(1)).mean().backward()
+            self.optimizer.step()
+
+        timer.time("bare", work)
+
+
+def measure_step(config: Config, *, rounds: int) -> str:
+    """The fraction of each phase of a step, and its cost against its two bare encoders."""
+    timed_step = BareStep(config)
+    bare = PhaseTimer()
+    whole = PhaseTimer()
+    timed_step.step(PhaseTimer())  # the first step allocates memory
+    for _ in range(rounds):  # alternately, so that a noisy machine disturbs both alike
+        timed_step.bare_step(bare)
+        timed_step.step(whole)
+    encoder = config.encoder
+    phases = whole.medians()
+    total = sum(phases.values())
+    ratio = total / sum(bare.medians().values())
+    return "\n".join(
+        [
+            f"{encoder.name} {encoder.stem} x{encoder.width:g}, {config.data.image_size} px, "
+            f"batch {config.train.batch_size}, k {getattr(config.method, 'k', None)}, "
+            f"bank {getattr(config.method, 'bank_size', None)}, "
+            f"{str(timed_step.precision).removeprefix('torch.')}, {timed_step.device}, "
+            f"{torch.get_num_threads()} threads, median of {rounds} rounds",
+            "",
+            *(f"  {name:22}{seconds / total:7.1%}" for name, seconds in phases.items()),
+            "",
+            f"step / two bare encoders with their optimizer: {ratio:.3f}",
+        ]
+    )

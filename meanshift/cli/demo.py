@@ -1,0 +1,90 @@
+"""`meanshift demo`: the whole path on images shipped inside the package."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meanshift.cli.pretrain import make_knn_monitor, train
+from meanshift.cli.settings import configure, scan_start
+from meanshift.config import Config
+
+if TYPE_CHECKING:
+    from meanshift.data import Source
+    from meanshift.training.session import Monitor
+
+HELP = "the whole path on shipped images: train, evaluate, draw the report page"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/demo"), metavar="RUN", help="[runs/demo]"
+    )
+    parser.set_defaults(recipe="demo", config=None)
+
+
+def base_config(argv: Sequence[str]) -> Config:
+    return scan_start(["demo", *argv])
+
+
+def run(args: argparse.Namespace) -> int:
+    config = configure(args)
+    code = train(config, args.out, _make_monitor)
+    if code:
+        return code
+    print(f"\nvalidation images, accuracy in %\n{_evaluate(config, args.out)}\n")
+    print("drawing the report ...")
+    _write_report(args.out)
+    return 0
+
+
+def _make_monitor(config: Config, train: Source, validation: Source | None) -> Monitor | None:
+    if validation is None or not (train.uniform and train.labeled and validation.labeled):
+        raise ValueError(
+            f"{config.data.source}: the demo needs labeled arrays with validation images; use "
+            f"meanshift pretrain for other images"
+        )
+    return make_knn_monitor(config, train, validation)
+
+
+def _evaluate(config: Config, out: Path) -> str:
+    """A table of k-NN accuracies before and after training; clusters for the report."""
+    from meanshift.evaluation import cluster, knn
+    from meanshift.evaluation.context import EvaluationContext
+    from meanshift.models.weights import load_weights
+    from meanshift.runtime.table import table
+
+    columns: dict[str, dict[str, float]] = {}
+    for title, spec in {
+        "raw pixels": "pixels",
+        "untrained encoder": f"untrained:{out}",
+        "after Mean Shift training": str(out),
+    }.items():
+        weights = load_weights(spec)
+        context = EvaluationContext(
+            replace(weights, name="pixels") if spec == "pixels" else weights,
+            config.data.source,
+            device=config.train.device,
+            image_size=config.data.image_size,
+            output_dir=out,
+        )
+        result = knn.evaluate(context)
+        context.save(result)
+        columns[title] = result.metrics
+    context.save(cluster.evaluate(context))
+    return table(columns)
+
+
+def _write_report(out: Path) -> None:
+    from meanshift.viz.report.page import write_report
+    from meanshift.viz.run_reader import Run
+
+    page = write_report([Run(out)], out / "report.html")
+    program = sys.argv[0] if Path(sys.argv[0]).name == "meanshift" else "meanshift"
+    print(f"open {page.resolve()}")
+    print(f"or explore the run with: {program} explore {shlex.quote(str(out))}")

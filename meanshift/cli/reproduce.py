@@ -1,0 +1,91 @@
+"""`meanshift reproduce`: the paper's tables and ablations at a chosen scale."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from meanshift.cli.arguments import SOURCE
+from meanshift.cli.settings import typed_settings
+from meanshift.config import Config
+from meanshift.reproduce.scales import SCALES, find_scale
+from meanshift.reproduce.studies import STUDIES
+
+HELP = "the paper's tables and ablations, beside the paper's own metrics"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "names", nargs="+", metavar="NAME", help=f"one or more of {', '.join(STUDIES)}; or all"
+    )
+    parser.add_argument(
+        "--scale", default="cpu", help=f"one of {', '.join(SCALES)} (docs/results.md) [cpu]"
+    )
+    parser.add_argument(
+        "--data",
+        metavar="SOURCE",
+        help=f"other images, to see which variant is best on them: {SOURCE}",
+    )
+    parser.add_argument("--seeds", type=int, default=2, help="runs per variant [2]")
+    parser.add_argument(
+        "--devices",
+        nargs="+",
+        default=[],
+        metavar="DEVICE",
+        help="runs side by side, one on each: cuda:0 cuda:1, or cpu cpu [one after another]",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="runs, tables and page [runs/reproduce-SCALE]"
+    )
+    parser.add_argument(
+        "--plan", action="store_true", help="only print the commands that would be run"
+    )
+
+
+def base_config(argv: Sequence[str]) -> Config:
+    scanner = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    scanner.add_argument("--scale", nargs="?", default="cpu")
+    scale = scanner.parse_known_args(argv)[0].scale
+    return find_scale(scale or "cpu").config
+
+
+def run(args: argparse.Namespace) -> int:
+    from meanshift.reproduce.experiment import Experiment
+    from meanshift.reproduce.reproduction import Reproduction
+    from meanshift.runtime.device import pick_device
+    from meanshift.runtime.signals import Stopped
+
+    names = list(STUDIES) if "all" in args.names else args.names
+    device = {"train.device": args.devices[0]} if args.devices else {}
+    experiment = Experiment.open(
+        args.scale, data=args.data, overrides=typed_settings(args) | device
+    )
+    devices = args.devices or [experiment.config.train.device]
+    for each in devices:  # reported now, not after minutes
+        pick_device(each)
+    out = args.out or Path("runs") / f"reproduce-{args.scale}"
+    reproduction = Reproduction(names, experiment, out, args.seeds)
+    if args.plan:
+        print("\n".join(reproduction.plan()))
+        return 0
+    jobs = reproduction.jobs
+    print(
+        f"{len(jobs)} runs at scale {args.scale} ({experiment.scale.description}), "
+        f"{sum(job.trained for job in jobs)} of them trained already: {out}/runs",
+        file=sys.stderr,
+    )
+    try:
+        failed = reproduction.run(devices)
+    except Stopped as stopped:
+        reproduction.write()
+        print("meanshift: stopped and saved; the same command continues", file=sys.stderr)
+        return stopped.code
+    page = reproduction.write()
+    for result in reproduction.results():
+        print(result.markdown())
+    print(f"page: {page} (with .md, .csv and images beside it)")
+    for job in failed:
+        print(f"failed: {job.title}: {job.failure}", file=sys.stderr)
+    return 1 if failed else 0

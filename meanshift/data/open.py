@@ -1,0 +1,261 @@
+"""Open a SOURCE: find out what a specification means and return its splits."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from meanshift.data import (
+    arrays,
+    file_access,
+    folder,
+    huggingface,
+    packed,
+    sample,
+    shards,
+    torchvision_datasets,
+)
+from meanshift.data.file_access import LocalFile, RemoteFile, base_name, is_remote, split_name
+from meanshift.data.folder import FolderSource
+from meanshift.data.labels import is_table, read_labels
+from meanshift.data.source import Source
+from meanshift.runtime.extras import require
+
+
+def open_source(spec: str, *, labels: Path | None = None) -> Mapping[str, Source]:
+    """The splits of a SOURCE by name; the first is the one to train on.
+
+    The labels of a folder are the names of its subfolders, or those of a CSV (`file,label`): the
+    given one, or `labels.csv` at its top.
+
+    >>> open_source("photos/")["train"]
+    """
+    path = Path(spec).expanduser()
+    from_hub = spec.startswith(("hf:", "hf+stream:"))
+    if path.is_dir() and spec != "sample" and not from_hub:
+        splits = packed.read_packed(path) or _open_shards(spec)
+        if splits is None:
+            return _open_folder(path, labels)
+        if labels is None:
+            return splits
+    if labels is not None:
+        raise ValueError(f"{labels}: a CSV of labels is for folders of images, not for {spec}")
+    if spec == "sample":
+        return sample.read_sample()
+    if from_hub:
+        return _open_streamed(spec) if spec.startswith("hf+stream:") else _open_mapped(spec)
+    if splits := _open_shards(spec):
+        return splits
+    if path.suffix in (".npy", ".npz") and path.is_file():
+        return arrays.read_arrays(path)
+    if spec.lower() in torchvision_datasets.NAMES:
+        return torchvision_datasets.read_named(spec.lower())
+    found = "a file that is neither .npz nor .npy nor .tar" if path.exists() else "nothing there"
+    raise ValueError(
+        f"{spec}: {found}; need a folder of images, an .npz or .npy file, tar shards (a folder, "
+        f"photos-*.tar, https://host/photos-{{000..012}}.tar), a Hugging Face dataset (hf:NAME, "
+        f"hf:PATH, hf+stream:NAME, hf+stream:FILES.parquet), `sample`, or one of "
+        f"{', '.join(torchvision_datasets.NAMES)}"
+    )
+
+
+def _open_folder(root: Path, labels: Path | None) -> dict[str, Source]:
+    """The splits of a folder of images, labeled by its subfolders or by a CSV."""
+    beside = root / "labels.csv"
+    table_path = labels or (beside if beside.is_file() and is_table(beside) else None)
+    table = None if table_path is None else read_labels(table_path)
+    sources = {
+        name: FolderSource(part, table, "" if part == root else f"{name}/")
+        for name, part in folder.splits(root).items()
+    }
+    if table is not None:
+        assert table_path is not None
+        _refuse_ambiguous(table_path, table, sources)
+        _check_coverage(table_path, table, sources, root)
+    return {**sources}
+
+
+def _refuse_ambiguous(
+    table_path: Path, table: Mapping[str, str], sources: Mapping[str, FolderSource]
+) -> None:
+    """Refuse a table that names a file of several splits without saying which split it means."""
+    without_split = Counter(
+        title
+        for name, source in sources.items()
+        for title in map(source.title, range(len(source)))
+        if title in table and f"{name}/{title}" not in table
+    )
+    ambiguous = next((title for title, count in without_split.items() if count > 1), None)
+    if ambiguous is not None:
+        raise ValueError(
+            f"{table_path}: {ambiguous} is in more than one of {', '.join(sources)}; write the "
+            f"split's name in front, as train/{ambiguous}"
+        )
+
+
+def _check_coverage(
+    table_path: Path, table: Mapping[str, str], sources: Mapping[str, FolderSource], root: Path
+) -> None:
+    """Refuse a table that labels no image of the folder; warn of one that labels only some."""
+    images = sum(map(len, sources.values()))
+    labeled = sum(
+        int((source.labels >= 0).sum()) for source in sources.values() if source.labels is not None
+    )
+    listed = sum(label != "" for label in table.values())
+    if not labeled:
+        raise ValueError(
+            f"{table_path}: none of the {listed} files that it labels is in {root}, the first is "
+            f"{next(filter(table.get, table), 'missing')}; need paths inside the folder, as "
+            f"a/b.jpg"
+        )
+    if labeled < max(listed, images):
+        warnings.warn(
+            f"{table_path}: labels {listed} files, {labeled} of them among the {images} images of "
+            f"{root}; the other images are unlabeled",
+            stacklevel=4,
+        )
+
+
+def _open_shards(spec: str) -> dict[str, Source] | None:
+    """The splits of a folder, file, pattern or address of shards; None where it is none of them."""
+    root = Path(spec).expanduser()
+    if not is_remote(spec) and root.is_dir():
+        splits = _by_split(shards.shards_in_folder(root), spec, below=root)
+    elif base_name(spec).endswith((".tar", *shards.COMPRESSED)):
+        splits = _by_split(_matching(spec), spec)
+    else:
+        return None
+    return {split: shards.ShardSource(files, name=spec) for split, files in splits.items()} or None
+
+
+def _open_mapped(spec: str) -> dict[str, Source]:
+    """The splits of what the `datasets` library opens."""
+    opened = _load_dataset(spec)
+    parts = dict(opened) if isinstance(opened, dict) else {"train": opened}
+    by_split = {split_name(split) or split: part for split, part in parts.items()}
+    if len(by_split) == 1:
+        by_split = {"train": next(iter(by_split.values()))}
+    if "train" not in by_split:
+        raise ValueError(f"{spec}: has the splits {', '.join(parts)}; need one named train")
+    usual = [split for split in ("train", "val", "test") if split in by_split]
+    return {
+        split: huggingface.HubSource(by_split[split], name=spec)
+        for split in dict.fromkeys([*usual, *by_split])
+    }
+
+
+def _load_dataset(spec: str) -> Any:
+    """The dataset, or dictionary of datasets, behind `hf:NAME`, `hf:NAME:CONFIG` or `hf:PATH`."""
+    require("datasets", extra="huggingface", what=f"{spec}: Hugging Face datasets")
+    import datasets
+
+    rest = spec.partition(":")[2]
+    path = Path(rest).expanduser()
+    try:
+        if any((path / mark).is_file() for mark in ("dataset_dict.json", "state.json")):
+            return datasets.load_from_disk(str(path))
+        if files := _parquet_files(spec):
+            return datasets.load_dataset("parquet", data_files=files)
+        if path.exists():
+            raise ValueError("neither written by save_to_disk nor Parquet")
+        name, _, config = rest.partition(":")
+        return datasets.load_dataset(name, config or None)
+    except Exception as error:  # no network, no such dataset, several configs, damaged files
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ValueError(
+            f"{spec}: could not be opened ({reason}); need hf:NAME or hf:NAME:CONFIG of a dataset, "
+            f"or the path of a folder written by save_to_disk or of Parquet files"
+        ) from None
+
+
+def _open_streamed(spec: str) -> dict[str, Source]:
+    """The splits of Parquet files on a disk, at an address or on the Hub, read by row group."""
+    rest = spec.partition(":")[2]
+    open_one: Callable[[str], LocalFile | RemoteFile] = file_access.open_file
+    splits = _parquet_files(spec)
+    if not splits:
+        if is_remote(rest) or rest.endswith(".parquet") or Path(rest).expanduser().exists():
+            raise ValueError(f"{spec}: no Parquet file there; need files that end in .parquet")
+        name, _, config = rest.partition(":")
+        splits = _by_split(huggingface.hub_files(name, config, spec), spec, below=Path())
+        open_one = huggingface.HubFile
+    return {
+        split: huggingface.StreamedSource([open_one(file) for file in files], name=spec)
+        for split, files in splits.items()
+    }
+
+
+def _parquet_files(spec: str) -> dict[str, list[str]]:
+    """Parquet files by split, of a path, a pattern or an address; empty where there are none."""
+    rest = spec.partition(":")[2]
+    root = Path(rest).expanduser()
+    if not is_remote(rest) and root.is_dir():
+        files = sorted(str(file) for file in root.rglob("*.parquet"))
+        return _by_split(files, spec, below=root)
+    if base_name(rest).endswith(".parquet"):
+        return _by_split(_matching(rest), spec)
+    return {}
+
+
+def _matching(pattern: str) -> list[str]:
+    """The files that a path, an address, or a pattern of either means; empty where none exists.
+
+    `{000..012}` and `{a,b}` mean what they mean to a shell; `*` and the like find files on a disk.
+    """
+    path = pattern if is_remote(pattern) else str(Path(pattern).expanduser())
+    if Path(path).is_file():
+        return [path]
+    expanded = _expand_braces(path, pattern)
+    found = list[str]()
+    for file in expanded:
+        if is_remote(file) or Path(file).is_file():
+            found.append(file)
+        elif glob.has_magic(file):
+            found += glob.glob(file)  # noqa: PTH207
+        elif expanded != [path]:
+            raise ValueError(f"{pattern}: {file} is missing; restore it, or change the pattern")
+    return sorted(found)
+
+
+def _expand_braces(path: str, pattern: str) -> list[str]:
+    """Every path that `{000..012}` and `{a,b}` in a path give; `pattern` is what the user typed."""
+    pieces = list[list[str]]()
+    start = 0
+    for braces in re.finditer(r"\{(\d+)\.\.(\d+)\}|\{([^{}]*,[^{}]*)\}", path):
+        first, last, words = braces.groups()
+        pieces.append([path[start : braces.start()]])
+        if words is not None:
+            pieces.append(words.split(","))
+        else:
+            if not 0 <= int(last) - int(first) < 100_000:
+                raise ValueError(f"{pattern}: need a range of 1 to 100000 files, as {{000..012}}")
+            width = len(first) if first.startswith("0") else 0
+            pieces.append([f"{n:0{width}d}" for n in range(int(first), int(last) + 1)])
+        start = braces.end()
+    return ["".join(parts) for parts in itertools.product(*pieces, [path[start:]])]
+
+
+def _by_split(
+    files: Sequence[str], spec: str, *, below: Path | None = None
+) -> dict[str, list[str]]:
+    """Files by the split that begins their name, or the name of one of their folders `below`."""
+    splits: dict[str, list[str]] = {}
+    for file in files:
+        folders = () if below is None else Path(file).relative_to(below).parts[:-1]
+        names = (base_name(file), *reversed(folders))
+        split = next(filter(None, map(split_name, names)), "")
+        splits.setdefault(split, []).append(file)
+    if "train" not in splits:
+        return {"train": list(files)} if files else {}
+    if "" in splits:
+        raise ValueError(
+            f"{spec}: some names begin with train, but {base_name(splits[''][0])} with none "
+            f"of train, val and test; rename it, or give a pattern of the files to train on"
+        )
+    return {split: splits[split] for split in ("train", "val", "test") if split in splits}

@@ -1,0 +1,187 @@
+"""Which images train and which test: splits of a source, seeded and stratified."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from meanshift.config import Config
+from meanshift.data.open import open_source
+from meanshift.data.source import Source, Subset
+from meanshift.runtime import rng
+
+
+def train_and_validation(
+    spec: str, validation: float | str, *, seed: int
+) -> tuple[Source, Source | None]:
+    """The images to train on and the validation images (None where there are none).
+
+    `validation` is the setting `data.validation`.
+    """
+    splits = dict(open_source(spec))
+    train = splits.pop("train")
+    if validation == "auto":
+        if splits:
+            return train, match_classes(next(iter(splits.values())), train)
+        validation = 0.1 if train.labels is not None and len(train) >= 100 else "none"
+    if validation in ("none", 0.0):
+        return train, None
+    if isinstance(validation, float):
+        return stratified_split(train, validation, seed=seed)
+    if validation not in splits:
+        raise ValueError(
+            f"data.validation: {spec} has no split {validation!r}; it has "
+            f"{', '.join(splits) or 'only train'}: give one of them, a fraction such as 0.1, or "
+            f"none"
+        )
+    return train, match_classes(splits[validation], train)
+
+
+class EvaluationSplits(NamedTuple):
+    """The images that an evaluation needs, and how they were chosen."""
+
+    train: Source
+    """images that a classifier is fitted to"""
+    test: Source | None
+    """images that the metrics are computed on; None for a source without labels"""
+    description: str
+    """one line for the card of a result"""
+
+
+def evaluation_splits(
+    spec: str, *, labels: Path | None = None, split: str = "", run: Config | None = None
+) -> EvaluationSplits:
+    """The labeled train and test images of a source.
+
+    `split` names the test split. `run` is the config of the evaluated run where it was trained on
+    this source: it is tested on its own validation images unless another split is asked for.
+    """
+    splits = dict(open_source(spec, labels=labels))
+    unsupervised = splits.pop("train")
+    train = splits.pop("labeled", unsupervised)
+    if not train.labeled:
+        return EvaluationSplits(unsupervised, None, "one part, no labels")
+    usable = [name for name in splits if splits[name].labeled]
+    if split and split not in usable:
+        raise ValueError(
+            f"--split: {spec} has no labeled split {split!r}; it has "
+            f"{', '.join(usable) or 'only train'}"
+        )
+    seed = 0 if run is None else run.train.seed
+    note = ""
+    if run is not None and not split and train is unsupervised:
+        validation = run.data.validation
+        run_train, run_validation = train_and_validation(spec, validation, seed=seed)
+        if isinstance(run_train, Subset) and isinstance(run_validation, Subset):
+            # The labels may be those of another table, so the indices are applied to `train`.
+            fit = train.subset(run_train.indices)
+            test = train.subset(run_validation.indices)
+            if fit.labeled and test.labeled:
+                description = f"validation images of the run ({validation}), seed {seed}"
+                return EvaluationSplits(labeled_only(fit), labeled_only(test), description)
+        split = str(validation) if validation in usable else ""
+        note = "; the run has seen them unlabeled" if run_validation is None else ""
+    name = split or next(iter(usable), "")
+    if name:
+        named = match_classes(splits[name], train)
+        description = f"the source's own train and {name}"
+        return EvaluationSplits(labeled_only(train), labeled_only(named), description)
+    train = labeled_only(train)
+    fraction = 0.1 if len(train) >= 100 else 0.25
+    description = f"{fraction:.0%} split off for testing, stratified, seed {seed}{note}"
+    return EvaluationSplits(*stratified_split(train, fraction, seed=seed), description)
+
+
+def match_classes(source: Source, train: Source) -> Source:
+    """Renumber the labels of a source as those of the training images, by the classes' names."""
+    if source.labels is None or train.labels is None or source.classes == train.classes:
+        return source
+    unknown = sorted(set(source.classes) - set(train.classes))
+    if unknown:
+        raise ValueError(
+            f"{source.name}: has classes that {train.name} lacks: {', '.join(unknown[:5])}; "
+            f"name the classes alike in both"
+        )
+    number = torch.tensor([train.classes.index(name) for name in source.classes])
+    source.labels = torch.where(source.labels < 0, -1, number[source.labels])
+    source.classes = train.classes
+    return source
+
+
+def labeled_only(source: Source) -> Source:
+    """Only the images whose class is known."""
+    assert source.labels is not None
+    known = source.labels >= 0
+    return source if bool(known.all()) else source.subset(known.nonzero()[:, 0])
+
+
+def stratified_split(source: Source, fraction: float, *, seed: int) -> tuple[Subset, Subset]:
+    """Split a source in two with the proportions of its classes: (the rest, the fraction)."""
+    one_class = torch.zeros(len(source), dtype=torch.int64)
+    labels = one_class if source.labels is None else source.labels
+    drawn = _draw(labels, [round(fraction * size) for size in _class_sizes(labels)], seed=seed)
+    if not drawn.any():  # every class is too small for a fraction of its own
+        drawn = _draw(one_class, [round(fraction * len(source))], seed=seed)
+    if drawn.all() or not drawn.any():
+        raise ValueError(
+            f"{source.name}: a fraction of {fraction:g} of {len(source)} images leaves one side "
+            f"empty; give more images, or another fraction"
+        )
+    return source.subset((~drawn).nonzero()[:, 0]), source.subset(drawn.nonzero()[:, 0])
+
+
+def stratified_sample(
+    labels: Int[Tensor, " n"], count: int, *, seed: int
+) -> Int[Tensor, " chosen"]:
+    """`count` indices drawn at random in the proportions of the classes, in rising order.
+
+    Each class gets its quota rounded down, at least one while they last, and the largest
+    remainders get what is left.
+    """
+    sizes = torch.tensor(_class_sizes(labels))
+    if not len(sizes) <= count <= len(labels):
+        raise ValueError(
+            f"a subset of {count} images out of {len(labels)} of {len(sizes)} classes; need at "
+            f"least one per class and at most all (--fractions, --counts)"
+        )
+    exact = sizes * (count / len(labels))
+    quota = exact.floor().long().clamp(min=1)
+    while int(quota.sum()) < count:
+        quota[(exact - quota).masked_fill(quota >= sizes, -torch.inf).argmax()] += 1
+    while int(quota.sum()) > count:  # many tiny classes took more than their quota
+        quota[(exact - quota).masked_fill(quota <= 1, torch.inf).argmin()] -= 1
+    return _draw(labels, quota.tolist(), seed=seed).nonzero()[:, 0]
+
+
+def split_per_class(
+    labels: Int[Tensor, " n"], *, count: int = 0, fraction: float = 0.0, seed: int
+) -> tuple[Int[Tensor, " rest"], Int[Tensor, " drawn"]]:
+    """Draw `count` images or a rounded `fraction` per class: (indices of the rest, those drawn)."""
+    assert (count > 0) != (0 < fraction < 1), "either a count or a fraction"
+    sizes = _class_sizes(labels)
+    counts = [count or round(fraction * size) for size in sizes]
+    for size, wanted in zip(sizes, counts, strict=True):
+        if wanted >= size:
+            raise ValueError(f"got a class of {size} images, need more to draw {wanted} from it")
+    drawn = _draw(labels, counts, seed=seed)
+    return (~drawn).nonzero()[:, 0], drawn.nonzero()[:, 0]
+
+
+def _class_sizes(labels: Int[Tensor, " n"]) -> list[int]:
+    sizes: list[int] = labels.unique(return_counts=True)[1].tolist()
+    return sizes
+
+
+def _draw(labels: Int[Tensor, " n"], counts: Sequence[int], *, seed: int) -> Bool[Tensor, " n"]:
+    """A mask of images drawn at random, so many of each class, the classes in rising order."""
+    rank = rng.uniform(seed, 0, torch.arange(len(labels)), rng.SPLIT, 1)[:, 0]
+    drawn = torch.zeros(len(labels), dtype=torch.bool)
+    for label, count in zip(labels.unique(), counts, strict=True):
+        members = (labels == label).nonzero()[:, 0]
+        drawn[members[rank[members].argsort(stable=True)[:count]]] = True
+    return drawn

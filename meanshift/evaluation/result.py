@@ -1,0 +1,55 @@
+"""The result of a protocol: metrics, and a card that says how they were obtained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meanshift.runtime.files import atomic_writer
+from meanshift.runtime.run_directory import RunDirectory, environment
+
+
+@dataclass(frozen=True)
+class Result:
+    """The metrics of one protocol, its settings, and arrays to store beside them."""
+
+    name: str
+    metrics: dict[str, float]
+    settings: dict[str, Any]
+    arrays: dict[str, Any] = field(default_factory=dict)
+    card: dict[str, Any] = field(default_factory=dict)
+    """entries that the card has beside or instead of the usual ones"""
+
+
+def make_card(result: Result, context: Mapping[str, Any]) -> dict[str, Any]:
+    """What metrics need to be trusted later: protocol, context, versions, command and date.
+
+    `context` describes the data, the weights and how they were computed.
+    """
+    here = environment()
+    return {
+        "protocol": result.name,
+        "settings": result.settings,
+        **context,
+        "versions": here["versions"],
+        "command": here["command"],
+        "date": here["date"],
+    } | result.card
+
+
+def save_result(result: Result, context: Mapping[str, Any], *, output_dir: Path, name: str) -> Path:
+    """Write `results/NAME.json` with metrics and card, the arrays to `results/NAME.npz`.
+
+    Returns the path of the JSON file.
+    """
+    results = output_dir / "results"
+    results.mkdir(parents=True, exist_ok=True)
+    if result.arrays:
+        with atomic_writer(results / f"{name}.npz", shared=True) as file:
+            np.savez_compressed(file, **result.arrays)
+    content = {"metrics": result.metrics, "card": make_card(result, context)}
+    return RunDirectory(output_dir).save_result(name, content)

@@ -1,0 +1,106 @@
+"""What all runs of a reproduction share: a scale, the user's settings, and the dataset."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meanshift.config import MSF, Config
+from meanshift.data import open_source, train_and_validation
+from meanshift.reproduce.scales import Scale, find_scale
+from meanshift.reproduce.studies import STUDIES, Study
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """The configuration that the variants change, and the dataset that they train on."""
+
+    name: str
+    """of the scale"""
+    scale: Scale
+    config: Config
+    images: int
+    """training images"""
+    classes: int
+    split: str
+    """the labeled split that runs are evaluated on; "" is the validation images"""
+
+    @staticmethod
+    def open(name: str, *, data: str | None, overrides: Mapping[str, Any]) -> Experiment:
+        """A scale on its own dataset or another one, with settings over those of the scale."""
+        scale = find_scale(name)
+        config = scale.config.with_overrides(overrides)
+        if not isinstance(config.method, MSF):
+            raise ValueError(
+                f"reproduce: the studies change settings of msf; got the method "
+                f"{config.method.name}: leave --method.name out"
+            )
+        if data is not None:
+            config = config.with_overrides({"data.source": data})
+        elif scale.needs_data:
+            raise ValueError(f"--scale {name}: where are the images? type --data SOURCE")
+        source = config.data.source
+        validation_setting = config.data.validation
+        train, validation = train_and_validation(source, validation_setting, seed=config.train.seed)
+        if validation is None or not train.labeled or not validation.labeled:
+            raise ValueError(
+                f"{source}: nothing to evaluate with; reproduce needs labels and validation "
+                f"images: class folders, or a labels.csv, and --data.validation 0.1"
+            )
+        splits = dict(open_source(source))
+        labeled = [each for each in ("test", "val") if each in splits and splits[each].labeled]
+        split = labeled[0] if isinstance(validation_setting, float) and labeled else ""
+        return Experiment(name, scale, config, len(train), len(train.classes), split)
+
+    @property
+    def bank_sizes(self) -> tuple[int, ...]:
+        """The bank sizes to compare: those of the scale, and as many rows as there are images."""
+        assert isinstance(self.config.method, MSF)
+        least = max(self.config.train.batch_size, self.config.method.k)
+        sizes = [size for size in self.scale.bank_sizes if least <= size < self.images]
+        if not sizes or sizes[-1] < self.images / 2:  # the paper's million is its dataset's size
+            sizes.append(max(least, self.images))
+        return tuple(sizes)
+
+    def evaluate_options(self, protocol: str) -> tuple[str, ...]:
+        """The options of `meanshift evaluate` for a protocol."""
+        if protocol == "knn":
+            return ()
+        fractions = [each for each in (0.01, 0.1) if each * self.images >= self.classes]
+        if protocol == "linear" or len(fractions) == 2:
+            return self.scale.linear_options
+        if not fractions:
+            raise ValueError(
+                f"few-labels: a tenth of {self.images} images is less than one of each of the "
+                f"{self.classes} classes; leave it out, or give more images"
+            )
+        return (*self.scale.linear_options, "--fractions", *map(str, fractions))
+
+    def study(self, name: str) -> Study:
+        """A study at this scale."""
+        if name not in STUDIES:
+            raise ValueError(f"reproduce: got {name!r}, need one or more of {', '.join(STUDIES)}")
+        if len(self.bank_sizes) < 2 and name == "bank":
+            raise ValueError(
+                f"bank: {self.images} images and batches of {self.config.train.batch_size} "
+                f"leave one bank size to compare; lower --train.batch_size"
+            )
+        return STUDIES[name](self.bank_sizes)
+
+    @functools.cache  # noqa: B019 (there is one, for as long as the program runs)
+    def fingerprint(self, seed: int) -> str:
+        """The fingerprint of the images that a seed trains on."""
+        data = self.config.data
+        train, _ = train_and_validation(data.source, data.validation, seed=seed)
+        return train.fingerprint()
+
+    def run_config(self, changes: Mapping[str, Any], seed: int) -> Config:
+        """The configuration of one run."""
+        config = self.config.with_overrides({**changes, "train.seed": seed})
+        assert isinstance(config.method, MSF)
+        if config.method.k > 1:
+            return config
+        # A schedule of k would have nothing to grow to.
+        return replace(config, method=replace(config.method, k_schedule="constant", k_start=1))

@@ -1,0 +1,139 @@
+"""The plot of a study: its columns along an axis, or as bars; hollow marks are the paper's."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from meanshift.reproduce.claims import Measurement
+from meanshift.reproduce.results import StudyResult
+from meanshift.viz import style
+from meanshift.viz.figures import Drawing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def draw(result: StudyResult) -> Drawing | None:
+    """The plot of a study; None while none of its runs is finished."""
+    study = result.study
+    columns = [column for column in study.columns if _can_be_drawn(result, column)]
+    if not columns:
+        return None
+    groups = _group(columns)
+    titles = list(result.table)
+    width = 4.7 if study.axis else 4.2 + 0.04 * max(map(len, titles))
+    height = 3.5 if study.axis else 1.2 + 0.2 * len(titles) * max(map(len, groups))
+    figure = style.figure(width * len(groups), height)
+    panels = figure.subplots(1, len(groups), squeeze=False, sharey=not study.axis)[0]
+    draw_panel = _draw_lines if study.axis else _draw_bars
+    for axes, group in zip(panels, groups, strict=True):
+        draw_panel(axes, result, group)
+    values = [
+        f"{title}: " + ", ".join(f"{column} {row[column]}" for column in columns)
+        for title, row in result.table.items()
+    ]
+    return Drawing(
+        figure,
+        study.title,
+        f"{study.title}. Error bars are one standard deviation over seeds; hollow marks are the "
+        f"paper's metrics, of ImageNet and ResNet-50. {'; '.join(values)}.",
+    )
+
+
+def _can_be_drawn(result: StudyResult, column: str) -> bool:
+    """Whether a column has values, all of them finite."""
+    values = [value for row in result.table.values() for value in row[column].values]
+    return bool(values) and not any(map(math.isinf, values))
+
+
+def _group(columns: list[str]) -> list[list[str]]:
+    """Accuracies share a panel, and so do purities; any other metric has its own."""
+    accuracies = [c for c in columns if c in ("1-NN", "20-NN", "linear") or c.endswith("labels")]
+    purities = [c for c in columns if c.startswith("purity")]
+    others = [[c] for c in columns if c not in accuracies and c not in purities]
+    return [group for group in (accuracies, purities, *others) if group]
+
+
+def _label(group: list[str]) -> str:
+    if len(group) == 1:
+        return group[0]
+    return "purity" if group[0].startswith("purity") else "accuracy, %"
+
+
+def _draw_lines(axes: Axes, result: StudyResult, group: list[str]) -> None:
+    variants = result.study.variants
+    positions = [variant.position or 0 for variant in variants]
+    has_paper = False
+    for color, column in zip(style.COLORS, group, strict=False):
+        measurements = [result.table[variant.title][column] for variant in variants]
+        points = list(zip(positions, measurements, strict=True))
+        ours = [(x, each) for x, each in points if each.values]
+        paper = [(x, each.paper) for x, each in points if each.paper is not None]
+        axes.errorbar(
+            [x for x, _ in ours],
+            [each.mean for _, each in ours],
+            [each.std for _, each in ours],
+            marker="o",
+            markersize=4,
+            capsize=3,
+            color=color,
+            label=column,
+        )
+        if paper:
+            has_paper = True
+            axes.plot(
+                *zip(*paper, strict=True),
+                "o--",
+                color=color,
+                markerfacecolor=style.PAPER,
+                lw=1,
+                markersize=4,
+                label=f"{column}, the paper's",
+            )
+    axes.set_xscale("log")
+    axes.set_xticks(positions, [_short(x) for x in positions])
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel(result.study.axis)
+    axes.set_title(_label(group))
+    if len(group) > 1 or has_paper:
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=2, borderaxespad=0)
+
+
+def _draw_bars(axes: Axes, result: StudyResult, group: list[str]) -> None:
+    titles = list(result.table)
+    thickness = 0.8 / len(group)
+    for index, (color, column) in enumerate(zip(style.COLORS, group, strict=False)):
+        measurements = [result.table[title][column] for title in titles]
+        offset = thickness * (index - (len(group) - 1) / 2)
+        heights = [row + offset for row in range(len(titles))]
+        means = [each.mean if each.values else 0.0 for each in measurements]
+        stds = [each.std for each in measurements]
+        axes.barh(heights, means, 0.9 * thickness, xerr=stds, color=color, label=column, capsize=2)
+        paper = _paper_points(measurements, heights)
+        if paper:
+            axes.plot(
+                *zip(*paper, strict=True),
+                "o",
+                color=color,
+                markerfacecolor=style.PAPER,
+                markersize=4,
+                label=f"{column}, the paper's",
+            )
+    axes.set_yticks(range(len(titles)), titles)
+    axes.set_ylim(len(titles) - 0.5, -0.5)
+    axes.locator_params(axis="x", nbins=6)
+    axes.grid(visible=False, axis="y")
+    axes.set_title(_label(group))
+    if len(group) > 1:
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.08), ncols=2, borderaxespad=0)
+
+
+def _paper_points(
+    measurements: list[Measurement], heights: list[float]
+) -> list[tuple[float, float]]:
+    return [(each.paper, y) for each, y in zip(measurements, heights, strict=True) if each.paper]
+
+
+def _short(position: float) -> str:
+    return f"{position / 1000:.3g}K" if position >= 1000 else f"{position:g}"

@@ -1,0 +1,193 @@
+"""A reproduction: studies at one scale in one folder, from the plan to the page."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from meanshift.config import Config, differences
+from meanshift.reproduce import page, plots
+from meanshift.reproduce.claims import Measurement
+from meanshift.reproduce.cost import measure_cost
+from meanshift.reproduce.experiment import Experiment
+from meanshift.reproduce.jobs import Job, find_folder, run_jobs, same_run
+from meanshift.reproduce.results import StudyResult, protocols
+from meanshift.reproduce.studies import Study
+from meanshift.runtime.files import write_text
+from meanshift.viz.figures import draw_figures
+from meanshift.viz.style import save
+
+
+@dataclass
+class Reproduction:
+    """Studies in one folder; runs that are finished there are found and not repeated.
+
+    >>> experiment = Experiment.open("cpu", data=None, overrides={})
+    >>> reproduction = Reproduction(["k"], experiment, Path("runs/k"))
+    >>> reproduction.run(["cpu"])
+    >>> reproduction.write()
+    """
+
+    names: Sequence[str]
+    experiment: Experiment
+    out: Path
+    seeds: int = 2
+    studies: dict[str, Study] = field(init=False)
+    jobs: list[Job] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ValueError(f"--seeds: got {self.seeds}, need 1 or more")
+        self.studies = {name: self.experiment.study(name) for name in dict.fromkeys(self.names)}
+        self.jobs = []
+        self._jobs_by_row: dict[tuple[str, str], list[Job]] = {}
+        for seed in range(self.seeds):  # the first seed of all before the second one of any
+            for name, study in self.studies.items():
+                if study.trains:
+                    self._add_jobs(name, study, seed)
+
+    def _add_jobs(self, name: str, study: Study, seed: int) -> None:
+        """The jobs of a study; a job that another study has too is shared."""
+        experiment = self.experiment
+        for variant in study.variants:
+            config = experiment.run_config(variant.changes, experiment.config.train.seed + seed)
+            job = next((job for job in self.jobs if same_run(job.config, config)), None)
+            if job is None:
+                job = self._make_job(variant.title, config)
+                self.jobs.append(job)
+            for protocol in protocols(study.columns):
+                job.evaluations[protocol] = experiment.evaluate_options(protocol)
+            self._jobs_by_row.setdefault((name, variant.title), []).append(job)
+
+    def _make_job(self, title: str, config: Config) -> Job:
+        folder = find_folder(
+            self.out,
+            config,
+            title,
+            fingerprint=functools.partial(self.experiment.fingerprint, config.train.seed),
+            taken=[job.folder for job in self.jobs],
+        )
+        return Job(
+            title=f"{title}, seed {config.train.seed}",
+            config=config,
+            folder=folder,
+            evaluations={},
+            split=self.experiment.split,
+            images_seen=self.experiment.images * config.train.epochs,
+        )
+
+    def plan(self) -> Iterator[str]:
+        """The commands that give all runs by hand."""
+        for job in self.jobs:
+            yield f"# {job.title}" + (", trained" if job.trained else "")
+            for words in job.commands():
+                yield shlex.join(["meanshift", *words])
+
+    def run(self, devices: Sequence[str]) -> list[Job]:
+        """Train, evaluate and measure what is missing; returns the jobs that failed."""
+        if self.jobs:
+            run_jobs(self.jobs, self.out, devices)
+        if not all(study.trains for study in self.studies.values()):
+            for seed in range(self.seeds):
+                self._measure_cost(seed)
+        return [job for job in self.jobs if job.failure]
+
+    def _measure_cost(self, seed: int) -> dict[str, Any]:
+        """The cost of the search; measured once per seed for the same network and batch."""
+        path = self._cost_file(seed)
+        config = self.experiment.run_config({}, 0)
+        variants = self.experiment.study("cost").variants
+        sizes = sorted({int(variant.position or 0) for variant in variants})
+        if path.exists():
+            result: dict[str, Any] = json.loads(path.read_text())
+            measured = Config.from_dict(result["config"])
+            same_device = measured.train.device == config.train.device
+            if same_device and same_run(measured, config) and result["sizes"] == sizes:
+                return result
+        self.out.mkdir(parents=True, exist_ok=True)
+        cost = measure_cost(config, rounds=9, sizes=sizes)
+        result = {"config": config.to_dict(), "sizes": sizes, **cost}
+        write_text(path, json.dumps(result, indent=2) + "\n")
+        return result
+
+    def _cost_file(self, seed: int) -> Path:
+        return self.out / f"cost-{seed}.json"
+
+    def results(self) -> list[StudyResult]:
+        """The tables, as far as the runs are finished."""
+        return [
+            self._study_result(name, study) if study.trains else self._cost_result(name, study)
+            for name, study in self.studies.items()
+        ]
+
+    def _study_result(self, name: str, study: Study) -> StudyResult:
+        titles = [variant.title for variant in study.variants]
+        jobs = {title: self._jobs_by_row[name, title] for title in titles}
+        return StudyResult.collect(name, study, jobs, has_test_split=bool(self.experiment.split))
+
+    def _cost_result(self, name: str, study: Study) -> StudyResult:
+        measured = [
+            self._measure_cost(seed) for seed in range(self.seeds) if self._cost_file(seed).exists()
+        ]
+        batch_size = self.experiment.config.train.batch_size
+        table = {}
+        for variant in study.variants:
+            rows = [
+                row
+                for result in measured
+                for row in result["card"]["settings"]["table"]
+                if row["bank"] == variant.position
+            ]
+            values = [
+                (100 * row["fraction"], row["gflops"] / batch_size, row["bytes"] / 1e6)
+                for row in rows
+            ]
+            table[variant.title] = {
+                column: Measurement(tuple(row[i] for row in values), variant.paper.get(column))
+                for i, column in enumerate(study.columns)
+            }
+        return StudyResult(name, study, table, {})
+
+    def write(self) -> Path:
+        """Write Markdown, CSV, plots and the page; returns the path of the page."""
+        results = self.results()
+        self.out.mkdir(parents=True, exist_ok=True)
+        plotted: dict[str, page.Plot] = {}
+        for result in results:
+            write_text(self.out / f"{result.name}.md", result.markdown())
+            write_text(self.out / f"{result.name}.csv", result.csv())
+            plot = self._plot(result)
+            if plot is not None:
+                plotted[result.name] = plot
+        return page.write(self, results, plotted)
+
+    def _plot(self, result: StudyResult) -> page.Plot | None:
+        """A figure of all runs if the study names one, else the columns of its table."""
+        titles = [variant.title for variant in result.study.variants]
+        jobs = [job for title in titles for job in self._jobs_by_row.get((result.name, title), [])]
+        runs = [job.run for job in jobs if job.run is not None]
+        if result.study.figure and runs:
+            outcome = next(draw_figures(runs, self.out, names=[result.study.figure]))
+            return page.Plot(outcome.files[0], "") if outcome.files else None
+        drawing = plots.draw(result)
+        if drawing is None:
+            return None
+        files = save(drawing.figure, self.out / result.name, title=drawing.title, text=drawing.text)
+        return page.Plot(files[0], drawing.text)
+
+    def command(self, names: Sequence[str] = ()) -> str:
+        """The command that gives the same again, or some of its studies."""
+        experiment = self.experiment
+        changes = differences(experiment.scale.config, experiment.config)
+        words = ["meanshift", "reproduce", *(names or self.names), "--scale", experiment.name]
+        words += ["--data", experiment.config.data.source, "--seeds", str(self.seeds)]
+        for name, (_, value) in changes.items():
+            if name != "data.source":
+                text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+                words += [f"--{name}", text]
+        return shlex.join([*words, "--out", str(self.out)])

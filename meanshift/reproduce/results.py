@@ -1,0 +1,157 @@
+"""The results of a study: a table of our metrics beside the paper's, and verdicts on its claims."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from meanshift.reproduce.claims import Claim, Measurement, Table, Verdict
+from meanshift.reproduce.jobs import Job
+from meanshift.reproduce.studies import Study
+
+_EVALUATED = {  # column: protocol and its metric
+    "1-NN": ("knn", "1-NN"),
+    "20-NN": ("knn", "20-NN"),
+    "linear": ("linear", "top-1"),
+    "1% of labels": ("semi", "1% top-1"),
+    "10% of labels": ("semi", "10% top-1"),
+}
+_LOGGED = {  # column: kind of record in metrics.jsonl and its metric, the last of the run
+    "purity": ("train", "purity"),
+    "rank": ("train", "effective_rank"),
+    "agreement": ("train", "agreement"),
+    "purity, weak views": ("snapshot", "purity_weak"),
+    "purity, strong views": ("snapshot", "purity_strong"),
+}
+RANKED_BY = "20-NN"
+"""the metric of the validation images by which variants are ranked"""
+
+
+def protocols(columns: Sequence[str]) -> list[str]:
+    """The protocols that fill these columns."""
+    return list(dict.fromkeys(_EVALUATED[name][0] for name in columns if name in _EVALUATED))
+
+
+def metric_of(job: Job, column: str) -> float | None:
+    """A metric of a run; None if the run is not finished."""
+    run = job.run
+    if run is None or not job.trained:
+        return None
+    if column in _EVALUATED:
+        protocol, name = _EVALUATED[column]
+        result = job.result(protocol)
+        return None if result is None else result["metrics"].get(name)
+    if column == "collapse at epoch":
+        collapses = [warning for warning in run.warnings if warning["kind"] == "collapse"]
+        epochs = [warning["step"] / run.steps_per_epoch for warning in collapses]
+        return min(epochs, default=math.inf)
+    kind, name = _LOGGED[column]
+    values = [record[name] for record in run.records(kind) if name in record]
+    return values[-1] if values else None
+
+
+def validation_metric(job: Job) -> float | None:
+    """The metric of the validation images at the end of training."""
+    if job.run is None or not job.trained:
+        return None
+    records = job.run.records("monitor")
+    return records[-1].get(RANKED_BY) if records else None
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """The table of a study, as far as its runs are finished."""
+
+    name: str
+    study: Study
+    table: Table
+    validation: Mapping[str, Measurement]
+    """20-NN on the validation images; empty if the table itself is of these images"""
+
+    @staticmethod
+    def collect(
+        name: str, study: Study, jobs: Mapping[str, Sequence[Job]], *, has_test_split: bool
+    ) -> StudyResult:
+        """The metrics of the runs of each variant."""
+
+        def measure(
+            variant: str, metric: Callable[[Job], float | None], paper: float | None = None
+        ) -> Measurement:
+            values = [metric(job) for job in jobs[variant]]
+            return Measurement(tuple(value for value in values if value is not None), paper)
+
+        table: dict[str, dict[str, Measurement]] = {}
+        validation: dict[str, Measurement] = {}
+        for variant in study.variants:
+            row = table[variant.title] = {}
+            for column in study.columns:
+                paper = variant.paper.get(column)
+                metric = functools.partial(metric_of, column=column)
+                row[column] = measure(variant.title, metric, paper)
+            if has_test_split:
+                validation[variant.title] = measure(variant.title, validation_metric)
+        return StudyResult(name, study, table, validation)
+
+    def verdicts(self) -> list[tuple[Claim, Verdict]]:
+        columns = self.study.columns
+        return [(claim, claim.decide(self.table, columns)) for claim in self.study.claims]
+
+    def best(self) -> str:
+        """A sentence on the variant that the validation images would choose."""
+        known = {title: each for title, each in self.validation.items() if each.values}
+        if len(known) < 2:
+            return ""
+        first, second = sorted(known, key=lambda title: -known[title].mean)[:2]
+        a, b = known[first], known[second]
+        is_clear = a.mean - b.mean > a.std + b.std
+        doubt = "" if is_clear else "; by less than the standard deviations, or of one seed"
+        return (
+            f"On the validation images {first} is best ({RANKED_BY} {a}), before {second} "
+            f"({b}){doubt}."
+        )
+
+    def markdown(self) -> str:
+        """The table for a document: our metrics, and the paper's in brackets."""
+        head = ["", *self.study.columns]
+        rows = [
+            [title, *(_with_paper(each) for each in row.values())]
+            for title, row in self.table.items()
+        ]
+        if self.validation:
+            head.append(f"validation {RANKED_BY}")
+            for row in rows:
+                row.append(str(self.validation[row[0]]))
+        lines = [f"| {' | '.join(cells)} |" for cells in [head, *rows]]
+        lines.insert(1, "| --- |" + " --: |" * (len(head) - 1))
+        claims = [
+            f"- {claim.text}: **{verdict.outcome}** ({verdict.reason})."
+            for claim, verdict in self.verdicts()
+        ]
+        best = ["", self.best()] if self.best() else []
+        return "\n".join([f"### {self.study.title}", "", *lines, "", *claims, *best]) + "\n"
+
+    def csv(self) -> str:
+        """A row per measurement, with the metric of every seed."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["study", "variant", "metric", "mean", "std", "paper", "seeds"])
+        for title, row in self.table.items():
+            for column, each in row.items():
+                numbers = [each.mean, each.std, each.paper, *each.values]
+                writer.writerow([self.name, title, column, *map(_number, numbers)])
+        return text.getvalue()
+
+
+def _with_paper(measurement: Measurement) -> str:
+    paper = measurement.paper
+    if paper is None:
+        return str(measurement)
+    return f"{measurement} ({paper:.1f})" if paper >= 10 else f"{measurement} ({paper:g})"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None or math.isnan(value) else f"{value:.6g}"

@@ -1,0 +1,7 @@
+"""Exceptions that the command line reports; imports no torch, so that it starts quickly."""
+
+from __future__ import annotations
+
+
+class SharedError(ValueError):
+    """An error that every process raises, so that only the first one has to report it."""

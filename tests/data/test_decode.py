@@ -1,0 +1,109 @@
+"""Files of every kind are decoded to RGB; what cannot be read is named."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from meanshift.data import UnreadableSample
+from meanshift.data.decode import read_image
+from tests.support.sources import truncate_file
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+
+
+def saved(path, image, **options):
+    """The pixels of an image that was written to a file and read again."""
+    image.save(path, **options)
+    return read_image(path).permute(1, 2, 0).numpy()
+
+
+def test_rgb_comes_through_unchanged(tmp_path):
+    assert np.array_equal(saved(tmp_path / "a.png", Image.fromarray(PIXELS)), PIXELS)
+
+
+def test_gray_is_repeated_in_three_channels(tmp_path):
+    gray = PIXELS[..., 0]
+    pixels = saved(tmp_path / "a.png", Image.fromarray(gray))
+    assert np.array_equal(pixels, np.stack([gray] * 3, 2))
+
+
+def test_black_and_white_of_one_bit(tmp_path):
+    bits = PIXELS[..., 0] > 127
+    pixels = saved(tmp_path / "a.png", Image.fromarray(bits))
+    assert np.array_equal(pixels[..., 0], np.where(bits, 255, 0))
+
+
+def test_palettes_give_their_colors(tmp_path):
+    palette = Image.new("P", (2, 1))
+    palette.putpalette([255, 0, 0, 0, 0, 255])
+    palette.putpixel((1, 0), 1)
+    assert saved(tmp_path / "a.png", palette).tolist() == [[[255, 0, 0], [0, 0, 255]]]
+    pixels = saved(tmp_path / "b.png", palette, transparency=1)
+    assert pixels.tolist() == [[[255, 0, 0], [255, 255, 255]]]
+
+
+def test_transparency_becomes_white(tmp_path):
+    alpha = np.array([[[200, 0, 0, 0], [200, 0, 0, 255], [0, 0, 0, 128]]], np.uint8)
+    pixels = saved(tmp_path / "a.png", Image.fromarray(alpha))
+    assert pixels.tolist() == [[[255, 255, 255], [200, 0, 0], [127, 127, 127]]]
+
+
+def test_gray_with_transparency_becomes_white(tmp_path):
+    alpha = np.array([[[90, 0], [90, 255]]], np.uint8)
+    pixels = saved(tmp_path / "a.png", Image.fromarray(alpha))
+    assert pixels.tolist() == [[[255] * 3, [90] * 3]]
+
+
+def test_cmyk_becomes_rgb(tmp_path):
+    pixels = saved(tmp_path / "a.jpg", Image.new("CMYK", (16, 16), (0, 255, 255, 0)), quality=95)
+    assert np.abs(pixels.astype(int) - [255, 0, 0]).max() <= 8
+
+
+@pytest.mark.parametrize("suffix", ["png", "tiff"])
+def test_16_bit_gray_is_scaled_and_not_clipped(tmp_path, suffix):
+    deep = np.array([[0, 255, 256, 1000, 32768, 65535]], np.uint16)
+    pixels = saved(tmp_path / f"a.{suffix}", Image.fromarray(deep))
+    assert pixels[0, :, 0].tolist() == [0, 0, 1, 3, 128, 255]
+    assert (pixels == pixels[..., :1]).all()
+
+
+@pytest.mark.parametrize(("orientation", "turns"), [(1, 0), (6, -1), (3, 2), (8, 1)])
+def test_exif_rotation_is_applied(tmp_path, orientation, turns):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    upright = saved(tmp_path / "a.png", Image.fromarray(PIXELS), exif=exif)
+    assert np.array_equal(upright, np.rot90(PIXELS, turns))
+    photo = np.kron(PIXELS[:2, :3], np.ones((16, 16, 1), np.uint8))
+    upright = saved(tmp_path / "a.jpg", Image.fromarray(photo), exif=exif, quality=95)
+    assert np.abs(upright.astype(int) - np.rot90(photo, turns)).mean() < 12
+
+
+def test_images_of_one_pixel_width(tmp_path):
+    assert saved(tmp_path / "a.png", Image.fromarray(PIXELS[:, :1])).shape == (6, 1, 3)
+    assert saved(tmp_path / "b.png", Image.fromarray(PIXELS[:1])).shape == (1, 8, 3)
+
+
+def test_the_content_counts_and_not_the_suffix(tmp_path):
+    pixels = saved(tmp_path / "png.jpg", Image.fromarray(PIXELS), format="PNG")
+    assert np.array_equal(pixels, PIXELS)
+
+
+@pytest.mark.parametrize(
+    "kind", ["truncated", "text", "empty", "missing", "float", "beyond 16 bits"]
+)
+def test_an_unreadable_file_is_named(tmp_path, make_images, kind):
+    path = tmp_path / "bad.jpg"
+    if kind == "truncated":
+        make_images(tmp_path, {"": 1})
+        (tmp_path / "000.jpg").rename(path)
+        truncate_file(path)
+    elif kind == "float":
+        Image.fromarray(np.zeros((4, 4), np.float32)).save(path, format="TIFF")
+    elif kind == "beyond 16 bits":
+        Image.fromarray(np.full((4, 4), 70_000, np.int32)).save(path, format="TIFF")
+    elif kind != "missing":
+        path.write_bytes(b"hello" if kind == "text" else b"")
+    with pytest.raises(UnreadableSample) as caught:
+        read_image(path)
+    assert caught.value.title == str(path)
+    assert len(caught.value.reason) > 10

@@ -1,0 +1,156 @@
+"""The nearest-neighbor search against sorting, in float32 and float64."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from meanshift.ops.topk import (
+    EXTRA_CANDIDATES,
+    _above_threshold,
+    deterministic_neighbors,
+    nearest_neighbors,
+    stable_topk,
+)
+
+
+def random_rows(count, dim, seed=0):
+    return torch.randn(count, dim, generator=torch.Generator().manual_seed(seed))
+
+
+def unit(count, dim, seed=0):
+    return F.normalize(random_rows(count, dim, seed), dim=1)
+
+
+def assert_exact(found, similarity, k):
+    indices, similarities = found
+    expected = similarity.topk(k)
+    torch.testing.assert_close(similarities, expected.values, atol=1e-5, rtol=1e-5)
+    assert torch.equal(indices, expected.indices)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 200_000, 2**24], ids=["tiny", "some", "one"])
+@pytest.mark.parametrize("size", [5, 127, 128, 129, 640, 2560, 2561, 6000])
+def test_neighbors_are_exact(size, chunk_bytes):
+    queries, rows = random_rows(9, 16, 1), random_rows(size, 16, 2)
+    for k in (1, 5):
+        found = nearest_neighbors(queries, rows, k, chunk_bytes=chunk_bytes)
+        assert_exact(found, queries @ rows.T, k)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 2**24])
+def test_neighbors_are_exact_when_the_best_are_in_one_block(chunk_bytes):
+    rows = random_rows(4096, 8, 0)
+    rows[1280:1290] = 10 * torch.ones(8) + torch.arange(10)[:, None]
+    indices, _ = nearest_neighbors(torch.ones(2, 8), rows, 7, chunk_bytes=chunk_bytes)
+    assert indices.tolist() == [list(range(1289, 1282, -1))] * 2
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 2**24])
+@pytest.mark.parametrize("size", [100, 3000])
+def test_an_index_and_an_id_can_be_excluded(size, chunk_bytes):
+    queries, rows = random_rows(6, 8, 1), random_rows(size, 8, 2)
+    similarity = queries @ rows.T
+    row_ids = torch.arange(size) % 7
+    excluded = similarity.argmax(1)
+    query_ids = row_ids[similarity.topk(2).indices[:, 1]]
+    allowed = similarity.masked_fill(query_ids[:, None] == row_ids, -torch.inf)
+    allowed.scatter_(1, excluded[:, None], -torch.inf)
+    found = nearest_neighbors(
+        queries,
+        rows,
+        4,
+        exclude=excluded,
+        exclude_ids=(query_ids, row_ids),
+        chunk_bytes=chunk_bytes,
+    )
+    assert_exact(found, allowed, 4)
+
+
+def test_the_similarity_is_minus_infinity_where_no_row_is_left():
+    rows = random_rows(3, 4)
+    _, similarities = nearest_neighbors(rows, rows, 5, exclude=torch.arange(3))
+    assert similarities.isinf().sum(1).tolist() == [3, 3, 3]
+
+
+def test_no_query_has_no_neighbors():
+    indices, _ = nearest_neighbors(unit(0, 4), unit(10, 4), 3)
+    assert indices.shape == (0, 3)
+
+
+@pytest.mark.parametrize("copies", [3, 40])
+def test_among_equal_rows_the_lower_index_comes_first(copies):
+    rows = unit(6, 24).repeat(copies, 1)  # rows i, i + 6, ... are equal
+    queries = unit(6, 24)
+    indices, similarities = deterministic_neighbors(queries, rows, 3)
+    assert indices.tolist() == [[i, i + 6, i + 12] for i in range(6)]
+    assert (similarities[:, :1] == similarities).all()
+    others, _ = deterministic_neighbors(queries, rows, 3, exclude=torch.arange(6))
+    expected = [[i + 6, i + 12, i + 18] for i in range(6)]
+    assert others[:, :2].tolist() == [row[:2] for row in expected]
+    assert copies <= EXTRA_CANDIDATES or others.tolist() == expected
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (7, 64), (32, 1000), (5, 4097)])
+def test_the_order_is_that_of_float64_whatever_the_chunks(shape):
+    queries, rows = unit(shape[0], 48, 1), unit(shape[1], 48, 2)
+    exact = (queries.double() @ rows.double().T).float()
+    expected = exact.sort(dim=1, descending=True, stable=True)
+    for chunk_bytes in (1, 2**14, 2**24):
+        for exact_similarities in (False, True):
+            indices, similarities = deterministic_neighbors(
+                queries, rows, 3, chunk_bytes=chunk_bytes, exact_similarities=exact_similarities
+            )
+            assert torch.equal(indices, expected.indices[:, :3])
+            torch.testing.assert_close(similarities, expected.values[:, :3], rtol=0, atol=1e-6)
+        assert torch.equal(similarities, expected.values[:, :3])
+
+
+def test_rows_that_differ_by_rounding_errors_are_found_in_order():
+    """A collapsed network: all rows are equal up to a rounding error."""
+    noise = random_rows(5000, 32)
+    rows = F.normalize(unit(1, 32) + 1e-8 * noise)
+    queries = F.normalize(unit(1, 32) + 1e-8 * noise[:9])
+    exact = (queries.double() @ rows.double().T).float()
+    expected = exact.sort(dim=1, descending=True, stable=True)
+    for chunk_bytes in (2**14, 2**24):
+        for exact_similarities in (False, True):
+            indices, similarities = deterministic_neighbors(
+                queries, rows, 4, chunk_bytes=chunk_bytes, exact_similarities=exact_similarities
+            )
+            assert torch.equal(indices, expected.indices[:, :4])
+            assert torch.equal(similarities, expected.values[:, :4])
+    rough, _ = nearest_neighbors(queries, rows, 4)
+    assert not torch.equal(rough, indices)  # or this test shows nothing
+
+
+def test_a_stable_topk_sorts_by_similarity_and_then_by_index():
+    indices = torch.tensor([[7, 3, 9, 1, 5]])
+    similarities = torch.tensor([[0.5, 0.9, 0.5, 0.2, 0.5]])
+    best, values = stable_topk(indices, similarities, 3)
+    assert best.tolist() == [[3, 5, 7]]
+    assert values.tolist() == [[pytest.approx(0.9), 0.5, 0.5]]
+
+
+@settings(max_examples=60, derandomize=True)
+@given(
+    batch=st.integers(0, 4),
+    rows=st.sampled_from([1, 5, 63, 64, 128, 192]),
+    seed=st.integers(0, 2**20),
+)
+def test_values_above_a_threshold_are_all_found(batch, rows, seed):
+    """There are few different values, so that many are equal to the threshold, not above it."""
+    generator = torch.Generator().manual_seed(seed)
+    similarity = torch.randint(0, 4, (batch, rows), generator=generator).float()
+    threshold = torch.randint(-1, 4, (batch, 1), generator=generator).float()
+    values, columns = _above_threshold(similarity, threshold)
+    expected = [
+        [(column, value) for column, value in enumerate(row) if value > threshold[query]]
+        for query, row in enumerate(similarity.tolist())
+    ]
+    assert values.shape[1] == max(map(len, expected), default=0)
+    for query, pairs in enumerate(expected):
+        padding = [-torch.inf] * (values.shape[1] - len(pairs))
+        assert columns[query, : len(pairs)].tolist() == [column for column, _ in pairs]
+        assert values[query].tolist() == [value for _, value in pairs] + padding

@@ -1,0 +1,73 @@
+"""What a person sees: a line per epoch without a terminal, a bar with one."""
+
+import re
+import sys
+
+import pytest
+
+from meanshift.config import Config
+from meanshift.training.console import Console
+from meanshift.training.optim import Schedule
+
+
+@pytest.fixture
+def schedule():
+    return Schedule(Config().with_overrides({"train.epochs": 3}), steps_per_epoch=5)
+
+
+def test_an_epoch_is_a_line_with_metrics_speed_and_remaining_time(schedule, capsys):
+    console = Console(schedule, 8)
+    console.start(0)
+    for _ in range(5):
+        console.advance()
+    console.show({"loss": 1.5, "purity": 0.25, "effective_rank": 3.0})
+    console.show({"20-NN": 31.0})
+    with console:
+        console.end_epoch(1)
+    line = capsys.readouterr().err
+    assert re.fullmatch(
+        r"epoch 1/3  loss 1\.500  purity 0\.250  20-NN 31\.000  \d+ images/s  \d+:\d\d left\n", line
+    )
+
+
+def test_a_terminal_has_a_bar_and_no_lines(schedule, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    console = Console(schedule, 8)
+    console.start(0)
+    with console:
+        console.advance()
+        console.show({"loss": 1.5})
+        console.print("warning: a message")
+        console.end_epoch(1)
+    shown = capsys.readouterr().err
+    assert "pretrain:" in shown and "warning: a message" in shown and "epoch 1/3" not in shown
+
+
+def test_a_run_that_continues_says_where(schedule, capsys):
+    Console(schedule, 8).start(7)
+    assert "continues after step 7 of 15" in capsys.readouterr().err
+    for step in (0, 15):
+        Console(schedule, 8).start(step)
+    assert not capsys.readouterr().err
+
+
+def test_of_several_processes_one_prints(schedule, capsys):
+    console = Console(schedule, 8, shown=False)
+    console.start(7)
+    console.print("a message")
+    console.advance()
+    console.end_epoch(1)
+    assert not capsys.readouterr().err
+
+
+def test_the_speed_is_that_since_it_was_last_asked_for(schedule, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("meanshift.training.console.time.perf_counter", lambda: now[0])
+    console = Console(schedule, 8)
+    console.start(2)
+    for steps, seconds, expected in ((1, 2.0, 4.0), (3, 1.0, 24.0)):
+        for _ in range(steps):
+            console.advance()
+        now[0] += seconds
+        assert console.speed()["images_per_second"] == expected
+    assert console.speed.__self__.step == 6 and now[0] == 103.0

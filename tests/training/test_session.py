@@ -1,0 +1,141 @@
+"""Opening a run: what is refused leaves every file as it was; what is restored is exact."""
+
+import json
+
+import pytest
+import torch
+
+from meanshift.config import FORMAT
+from meanshift.runtime import checkpoint
+from meanshift.training.loop import pretrain
+from meanshift.training.session import build_method, open_session
+from tests.support.exact import assert_same
+from tests.support.toy_method import Toy, make_arrays, toy_config
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def arrays(tmp_path):
+    return make_arrays(tmp_path)
+
+
+@pytest.fixture
+def run(arrays, tmp_path):
+    return pretrain(toy_config(arrays, train__epochs=1), tmp_path / "run")
+
+
+def files(run):
+    """The content of every file but the lock, which names the last process."""
+    return {
+        path: path.read_bytes()
+        for path in run.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+def refused(config, run, message):
+    before = files(run)
+    with pytest.raises(ValueError, match=message):
+        pretrain(config, run)
+    assert files(run) == before
+
+
+def test_other_settings_are_refused(arrays, run):
+    refused(toy_config(arrays, train__epochs=2), run, r"train\.epochs")
+
+
+def test_other_images_are_refused(run, tmp_path):
+    (tmp_path / "other").mkdir()
+    other = make_arrays(tmp_path / "other", count=41)
+    refused(toy_config(other, train__epochs=1), run, "other images")
+
+
+def test_other_files_are_refused(arrays, tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").touch()
+    refused(toy_config(arrays), tmp_path / "photos", "no config.json")
+
+
+@pytest.mark.parametrize(
+    ("version", "action"), [(FORMAT - 1, "train it again"), (FORMAT + 1, "newer meanshift")]
+)
+def test_a_run_of_another_format_is_refused_with_what_to_do(arrays, run, version, action):
+    stored = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**stored, "format": version}))
+    message = rf"config\.json: has format {version}, this version reads {FORMAT}; .*{action}"
+    refused(toy_config(arrays, train__epochs=1), run, message)
+
+
+def test_checkpoints_of_another_format_are_refused(arrays, run):
+    for path in (run / "checkpoints").iterdir():
+        state = torch.load(path, weights_only=True)
+        torch.save({**state, "format": state["format"] + 1}, path)
+    refused(toy_config(arrays, train__epochs=1), run, "format")
+
+
+def test_a_checkpoint_of_another_version_of_the_method_is_refused(arrays, run, monkeypatch):
+    build = Toy.build.__func__
+
+    def changed(cls, settings, context):
+        method = build(cls, settings, context)
+        method.extra = torch.nn.Linear(2, 2)
+        del method.assignments
+        return method
+
+    monkeypatch.setattr(Toy, "build", classmethod(changed))
+    refused(
+        toy_config(arrays, train__epochs=1),
+        run,
+        r"missing: extra\.weight, extra\.bias; unexpected: assignments",
+    )
+
+
+def test_what_is_not_saved_is_in_no_checkpoint_and_stays_as_it_was_built(arrays, run):
+    state, _ = checkpoint.latest(run / "checkpoints")
+    assert not [name for name in state["method"] if name.startswith("teacher")]
+    assert any(name.startswith("online") for name in state["method"])
+    with open_session(toy_config(arrays, train__epochs=1), run, CPU) as session:
+        restored = session.method.state_dict()
+        built = build_method(session.config, session.source).state_dict()
+    assert torch.equal(restored["teacher.weight"], built["teacher.weight"])
+    assert not torch.equal(restored["online.projector.weight"], built["online.projector.weight"])
+
+
+def test_everything_else_is_restored(arrays, tmp_path):
+    config = toy_config(arrays)
+    with open_session(config, tmp_path / "run", CPU) as session:
+        session.state.step = 7
+        session.state.bad_files.reasons = {"a.jpg": "cut off"}
+        session.method.second_bank.enqueue(torch.ones(3, 4), ids=torch.arange(3))
+        torch.nn.init.normal_(session.method.online.projector.weight)
+        session.save()
+        saved = session.state.state_dict()
+    with open_session(config, tmp_path / "run", CPU) as session:
+        assert_same(session.state.state_dict(), saved)
+        assert session.state.step == 7 and session.method.second_bank.written == 3
+
+
+def test_the_same_seed_builds_the_same_weights_whatever_was_drawn_before(arrays):
+    config = toy_config(arrays)
+    torch.manual_seed(1)
+    first = build_method(config)
+    state = torch.random.get_rng_state()
+    second = build_method(config)
+    assert torch.equal(first.teacher.weight, second.teacher.weight)
+    assert torch.equal(torch.random.get_rng_state(), state)  # and leaves the generator alone
+    other = build_method(config.with_overrides({"train.seed": 1}))
+    assert not torch.equal(first.teacher.weight, other.teacher.weight)
+
+
+def test_a_run_that_continues_with_other_arithmetic_says_so(arrays, tmp_path, capsys, monkeypatch):
+    config = toy_config(arrays)
+    with open_session(config, tmp_path / "run", CPU) as session:
+        session.state.step = 7
+        session.save()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    with open_session(config, tmp_path / "run", CPU):
+        pass
+    (warning,) = map(json.loads, (tmp_path / "run" / "warnings.jsonl").read_text().splitlines())
+    assert warning["kind"] == "machine" and "with threads 7 after threads 1:" in warning["message"]
+    assert "not bit for bit the same" in capsys.readouterr().err
