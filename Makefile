@@ -57,8 +57,8 @@ $(BIN)/python:
 SIZE := PyTorch with CUDA is most of it: a download of about 2.5 GB and 6 GB on disk on Linux
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing meanshift and its report into $(VENV). $(SIZE)."
-	$(PIP) -e '.[report]'
+	@echo "Installing meanshift with report and explorer into $(VENV). $(SIZE)."
+	$(PIP) -e '.[explore]'
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python

@@ -31,9 +31,7 @@ def rows(_: int) -> Iterator[Row]:
     for name, config in CONFIGS.items():
         parts = _measure(config, keep_freed=True)
         peak = parts.pop("peak")
-        parts["freed, and kept for the next step"] = (
-            peak - _measure(config, keep_freed=False)["peak"]
-        )
+        parts["freed, reused by the next step"] = peak - _measure(config, keep_freed=False)["peak"]
         listed = ", ".join(f"{part} {size / peak:.0%}" for part, size in parts.items())
         yield Row(
             f"memory, {name}: not explained / the peak",

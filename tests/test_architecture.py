@@ -1,8 +1,9 @@
-"""The architecture: one order of imports, no catch-all modules, the paper on one page."""
+"""The architecture: one order of imports, a small core, no catch-alls, the paper on one page."""
 
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import meanshift
 
 PACKAGE = Path(meanshift.__file__).parent
+TESTS = Path(__file__).parent
 
 ORDER = [  # a package may import only those before it
     "config", "runtime", "ops", "data", "transforms", "models", "methods", "training",
@@ -90,10 +92,49 @@ def without_docstring(root):
     return [m.name for m in modules(root) if not ast.get_docstring(ast.parse(m.read_text()))]
 
 
+def core_dependencies():
+    """The names by which the packages that are always installed are imported."""
+    project = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["project"]
+    names = {text.partition(">=")[0] for text in project["dependencies"]}
+    return {"PIL" if name == "pillow" else name for name in names}
+
+
+def needed_at_import(root):
+    """Third-party packages that modules import when they are imported, by module."""
+    for module in modules(root):
+        for node in ast.parse(module.read_text()).body:
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            else:
+                continue  # inside of functions, or for type checkers
+            for name in names:
+                package = name.partition(".")[0]
+                if package not in {*sys.stdlib_module_names, "meanshift"}:
+                    yield str(module.relative_to(root)), package
+
+
+def imported_tests(root):
+    """Test files that import from another test file."""
+    return sorted(
+        {
+            module.name
+            for module in root.rglob("test_*.py")
+            for node in ast.walk(ast.parse(module.read_text()))
+            if isinstance(node, ast.ImportFrom)
+            for part in (node.module or "").split(".")
+            if part.startswith("test_")
+        }
+    )
+
+
 def in_fresh_python(code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout.strip()
 
 
 def fake_package(root, files):
@@ -147,6 +188,28 @@ def test_cycles_are_detected(tmp_path):
         },
     )
     assert cycles(fake) == ["ops.a -> ops.b -> ops.c -> ops.a"]
+
+
+def test_only_the_explorer_needs_more_than_the_core_when_it_is_imported():
+    core = core_dependencies()
+    more = {module for module, name in needed_at_import(PACKAGE) if name not in core}
+    assert all(module.startswith("viz/explorer/") for module in more), more
+
+
+def test_what_is_needed_at_import_is_detected(tmp_path):
+    text = (
+        "import json, sklearn.cluster\nfrom matplotlib import figure\n"
+        "if True:\n    import pyarrow\ndef f():\n    import faiss\n"
+    )
+    fake = fake_package(tmp_path, {"ops/topk.py": text})
+    found = list(needed_at_import(fake))
+    assert found == [("ops/topk.py", "sklearn"), ("ops/topk.py", "matplotlib")]
+
+
+def test_no_test_imports_another_test_file(tmp_path):
+    assert imported_tests(TESTS) == []
+    fake_package(tmp_path, {"a/test_a.py": "from tests.b.test_b import helper\n"})
+    assert imported_tests(tmp_path) == ["test_a.py"]
 
 
 def test_there_are_no_catch_alls():

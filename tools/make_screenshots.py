@@ -1,6 +1,6 @@
-"""The images of README and docs: figures, the report and the explorer, of a run, by a browser.
+"""Take the screenshots of README and docs: figures, the report and the explorer of a run.
 
-Typed as `make images`, which trains the demo first where it is missing.
+Called by `make screenshots`, which trains the demo first if it is missing.
 """
 
 from __future__ import annotations
@@ -16,64 +16,69 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-WIDEST = 1200  # pixels of an image in the docs
+MAX_WIDTH = 1200  # pixels
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
-    given = parser.parse_args()
-    browser = shutil.which("chromium")
-    if browser is None:
-        sys.exit("make images: no chromium here; install it with: apt-get install chromium")
-    given.out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        made = Path(scratch)
-        meanshift("figures", given.run, "--only", "neighbors", "tsne", "--out", made)
-        meanshift("report", given.run, "--out", made / "report.html")
+    args = parser.parse_args()
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        sys.exit("make screenshots: no chromium; install it with: apt-get install chromium")
+    args.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        meanshift("figures", args.run, "--only", "neighbors", "tsne", "--out", folder)
+        meanshift("report", args.run, "--out", folder / "report.html")
         with sync_playwright() as playwright:
-            opened = playwright.chromium.launch(
-                executable_path=browser, args=["--no-sandbox", "--disable-gpu"]
+            browser = playwright.chromium.launch(
+                executable_path=chromium, args=["--no-sandbox", "--disable-gpu"]
             )
-            photograph_report(opened, made)
-            photograph_explorer(opened, given.run, made)
-            opened.close()
-        for image in sorted(made.glob("*.png")):
-            print(keep(image, given.out / f"{image.stem}.jpg"))
+            capture_report(browser, folder)
+            capture_explorer(browser, args.run, folder)
+            browser.close()
+        for image in sorted(folder.glob("*.png")):
+            target = args.out / f"{image.stem}.jpg"
+            compress(image, target)
+            print(f"{target}: {target.stat().st_size / 1000:.0f} kB")
 
 
-def meanshift(*words: object) -> None:
-    subprocess.run([sys.executable, "-m", "meanshift", *map(str, words)], check=True)
+def meanshift(*arguments: object) -> None:
+    """Run a command of the program."""
+    subprocess.run([sys.executable, "-m", "meanshift", *map(str, arguments)], check=True)
 
 
-def photograph_report(browser: Browser, made: Path) -> None:
-    url = (made / "report.html").as_uri()
-    page = tab(browser, url, width=1180, height=900)
+def capture_report(browser: Browser, folder: Path) -> None:
+    """The map of the report on a desktop, and the top of the report on a phone in dark colors."""
+    url = (folder / "report.html").as_uri()
+    page = open_page(browser, url, width=1180, height=900)
     page.locator("#map").scroll_into_view_if_needed()
-    click_a_point(page)
-    page.locator("#map").screenshot(path=made / "report.png")
-    page = tab(browser, url, width=390, height=1100, dark=True)
-    page.screenshot(path=made / "report-phone.png")
+    select_a_point(page)
+    page.locator("#map").screenshot(path=folder / "report.png")
+    page = open_page(browser, url, width=390, height=1100, dark=True)
+    page.screenshot(path=folder / "report-phone.png")
 
 
-def photograph_explorer(browser: Browser, run: Path, made: Path) -> None:
+def capture_explorer(browser: Browser, run: Path, folder: Path) -> None:
+    """The map of the explorer with one image selected."""
     command = [sys.executable, "-m", "meanshift", "explore", str(run), "--no-browser"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
-            assert serving.stdout is not None
-            address = re.search(r"http://\S+", serving.stdout.readline())
+            assert server.stdout is not None
+            address = re.search(r"http://\S+", server.stdout.readline())
             assert address is not None
-            page = tab(browser, address[0], width=1180, height=860)
-            expect(page.locator("#drawn")).to_have_text("t-SNE", timeout=300_000)
-            click_a_point(page)
+            page = open_page(browser, address[0], width=1180, height=860)
+            expect(page.locator("#map-status")).to_have_text("t-SNE", timeout=300_000)
+            select_a_point(page)
             page.wait_for_timeout(1500)
-            page.screenshot(path=made / "explore.png")
+            page.screenshot(path=folder / "explorer.png")
         finally:
-            serving.terminate()
+            server.terminate()
 
 
-def tab(browser: Browser, url: str, *, width: int, height: int, dark: bool = False) -> Page:
+def open_page(browser: Browser, url: str, *, width: int, height: int, dark: bool = False) -> Page:
     page = browser.new_page(
         viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
     )
@@ -82,7 +87,7 @@ def tab(browser: Browser, url: str, *, width: int, height: int, dark: bool = Fal
     return page
 
 
-def click_a_point(page: Page) -> None:
+def select_a_point(page: Page) -> None:
     page.locator("canvas").first.focus()
     for _ in range(5):
         page.keyboard.press("n")  # the next image
@@ -90,14 +95,13 @@ def click_a_point(page: Page) -> None:
     page.wait_for_timeout(300)
 
 
-def keep(image: Path, target: Path) -> str:
-    """Small enough for a page, and all colors of the photographs."""
+def compress(image: Path, target: Path) -> None:
+    """Save a screenshot as a JPEG that is small enough for a page, with all of its colors."""
     with Image.open(image) as opened:
-        whole = opened.convert("RGB")
-    if whole.width > WIDEST:
-        whole = whole.resize((WIDEST, round(whole.height * WIDEST / whole.width)))
-    whole.save(target, quality=85, subsampling=0, optimize=True)
-    return f"{target}: {target.stat().st_size / 1000:.0f} kB"
+        pixels = opened.convert("RGB")
+    if pixels.width > MAX_WIDTH:
+        pixels = pixels.resize((MAX_WIDTH, round(pixels.height * MAX_WIDTH / pixels.width)))
+    pixels.save(target, quality=85, subsampling=0, optimize=True)
 
 
 if __name__ == "__main__":

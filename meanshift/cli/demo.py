@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from meanshift.cli.pretrain import make_knn_monitor, train
 from meanshift.cli.settings import configure, scan_start
 from meanshift.config import Config
+from meanshift.runtime.extras import require_report
 
 if TYPE_CHECKING:
     from meanshift.data import Source
@@ -33,6 +34,7 @@ def base_config(argv: Sequence[str]) -> Config:
 
 
 def run(args: argparse.Namespace) -> int:
+    require_report()  # reported now, not after the training
     config = configure(args)
     code = train(config, args.out, _make_monitor)
     if code:

@@ -325,11 +325,10 @@ def _evaluate_detection(args: argparse.Namespace, specs: list[str]) -> None:
     from meanshift.data.voc import VOC_LAYOUT, read_voc
     from meanshift.evaluation.context import EncoderContext
     from meanshift.evaluation.detection import evaluate as detection
-    from meanshift.evaluation.detection.model import DetectionSettings
+    from meanshift.evaluation.detection.settings import DetectionSettings
     from meanshift.models.weights import load_weights
     from meanshift.runtime.distributed import fail_together
     from meanshift.runtime.table import table
-    from meanshift.viz.detections import draw_result
 
     if args.root is None:
         raise ValueError(f"detect: where are the images? type --root VOCDEVKIT; {VOC_LAYOUT}")
@@ -343,8 +342,8 @@ def _evaluate_detection(args: argparse.Namespace, specs: list[str]) -> None:
     print_status(
         f"{train.folder_name}, {train.name}: {len(train)} images; {test.name}: {len(test)}; "
         f"{', '.join(train.classes)}; batches of {settings.batch_size} at "
-        f"{settings.sizes[0]} to {settings.size} pixels, {settings.rois} regions, learning rate "
-        f"{settings.lr:g}"
+        f"{settings.train_sizes[0]} to {settings.size} pixels, {settings.rois} regions, "
+        f"learning rate {settings.lr:g}"
     )
     rows: dict[str, dict[str, float]] = {}
     for spec, weights in weights_by_spec.items():
@@ -360,10 +359,22 @@ def _evaluate_detection(args: argparse.Namespace, specs: list[str]) -> None:
         rows[spec] = result.metrics
         if rank() == 0:
             card = context.save(result)
-            print_status(f"card: {card}\nimage: {card.with_suffix('.png')}: {draw_result(card)}")
+            print_status(f"card: {card}\n{_draw_detections(card)}")
     paper = {f"{title} *": row for title, row in detection.paper_rows().items()}
     print_result(
         f"\n{result.name} on {test.name} of {test.folder_name}\n"
         f"{table(rows | paper, as_rows=True)}\n"
         f"* the paper's table: ResNet-50, VOC 07+12 trainval, VOC 07 test, mean of 5 runs"
     )
+
+
+def _draw_detections(card: Path) -> str:
+    """Draw the detections beside their card; without matplotlib the metrics are still printed."""
+    from meanshift.runtime.extras import require
+    from meanshift.viz.detections import draw_result
+
+    try:
+        require("matplotlib", extra="report", what="images of detections")
+    except ValueError as error:
+        return f"no image: {error}"
+    return f"image: {card.with_suffix('.png')}: {draw_result(card)}"

@@ -12,6 +12,7 @@ from meanshift.cli.settings import typed_settings
 from meanshift.config import Config
 from meanshift.reproduce.scales import SCALES, find_scale
 from meanshift.reproduce.studies import STUDIES
+from meanshift.runtime.extras import require_report
 
 HELP = "the paper's tables and ablations, beside the paper's own metrics"
 
@@ -70,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plan:
         print("\n".join(reproduction.plan()))
         return 0
+    require_report()  # reported now, not after the runs
     jobs = reproduction.jobs
     print(
         f"{len(jobs)} runs at scale {args.scale} ({experiment.scale.description}), "

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from meanshift.cli.output import print_status
-from meanshift.config import METHODS, Config, differences, settings
-from meanshift.config.methods import settings_class
+from meanshift.config import METHODS, Config, MethodSettings, differences, settings
 from meanshift.config.recipes import RECIPES, recipe
 
 
@@ -32,10 +31,8 @@ def add_settings(parser: argparse.ArgumentParser, config: Config) -> None:
 def typed_settings(args: argparse.Namespace) -> dict[str, str]:
     """The settings that were typed, by their dotted names."""
     typed = {name: value for name, value in vars(args).items() if "." in name}
-    module = typed.get("method.module", "")
-    file, colon, name = module.rpartition(":")
-    if file.endswith(".py"):  # a run may be continued or evaluated from another folder
-        typed["method.module"] = f"{Path(file).expanduser().resolve()}{colon}{name}"
+    if "method.module" in typed:
+        typed["method.module"] = _absolute_module(typed["method.module"])
     return typed
 
 
@@ -49,11 +46,11 @@ def configure(args: argparse.Namespace) -> Config:
     if getattr(args, "data", None) is not None:
         typed["data.source"] = args.data
     config = start.with_overrides(typed)
-    changes = {} if same_method(start, config) else method_changes(start, config, typed)
+    changes = {} if _same_method(start, config) else _method_changes(start, config, typed)
     if changes:
         name = args.recipe or args.config
         lines = [f"  {path}: {new} ({name}: {old})" for path, (old, new) in changes.items()]
-        print_status("\n".join([f"{describe_method(config)} changes these settings:", *lines]))
+        print_status("\n".join([f"{_describe_method(config)} changes these settings:", *lines]))
     return config
 
 
@@ -82,25 +79,26 @@ def scan_start(argv: Sequence[str]) -> Config:
     real parser to report.
     """
     scanner = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    scanner.add_argument("--method.module", default="")
+    scanner.add_argument("--config", type=Path)
+    scanner.add_argument("--method.module", type=_absolute_module, default="")
     try:
-        module = vars(scanner.parse_known_args(argv)[0])["method.module"]
-        methods = [*METHODS.values(), *([settings_class("", module)] if module else [])]
-        kinds = {path: kind for method in methods for path, kind, *_ in settings(method)}
-        for path, kind in kinds.items():
+        found = vars(scanner.parse_known_args(argv)[0])
+        start = Config() if found["config"] is None else read_start(None, found["config"])
+        if found["method.module"]:
+            start = start.with_overrides({"method.module": found["method.module"]})
+        # With the flags of every method the scanner can tell a recipe from the value of a flag.
+        for path, kind in _settings_of([*METHODS.values(), type(start.method)]).items():
             if path != "method.module":
                 _add_flag(scanner, path, kind)
         scanner.add_argument("recipe", nargs="?")
-        scanner.add_argument("--config", type=Path)
         for option in ("--data", "--out"):
             scanner.add_argument(option)
         namespace, unknown = scanner.parse_known_args(argv)
     except argparse.ArgumentError:
         return Config()
+    refuse_unknown_settings(start, unknown)
     found = vars(namespace)
-    start = Config()
-    refuse_unknown_settings(start.with_overrides({"method.module": module}), unknown)
-    if found["recipe"] is not None or found["config"] is not None:
+    if found["recipe"] is not None:
         start = read_start(found["recipe"], found["config"])
     method = {path: found[path] for path in ("method.name", "method.module") if found.get(path)}
     return start.with_overrides(method)
@@ -114,11 +112,12 @@ def refuse_unknown_settings(config: Config, words: Sequence[str]) -> None:
             config.with_overrides({path: ""})
 
 
-def same_method(one: Config, other: Config) -> bool:
+def _same_method(one: Config, other: Config) -> bool:
+    """Whether two configurations have the same method, whatever its settings."""
     return (one.method.name, one.method.module) == (other.method.name, other.method.module)
 
 
-def method_changes(
+def _method_changes(
     start: Config, config: Config, typed: dict[str, str]
 ) -> dict[str, tuple[Any, Any]]:
     """The settings that another method changed by itself: those that both have, and none typed."""
@@ -130,9 +129,23 @@ def method_changes(
     }
 
 
-def describe_method(config: Config) -> str:
+def _describe_method(config: Config) -> str:
+    """The name of the method, and where it comes from if not from this program."""
     module = f" of {config.method.module}" if config.method.module else ""
     return f"the method {config.method.name}{module}"
+
+
+def _absolute_module(module: str) -> str:
+    """FILE.py:CLASS with the whole path: a run may be continued or evaluated in another folder."""
+    file, colon, name = module.rpartition(":")
+    if not file.endswith(".py"):
+        return module
+    return f"{Path(file).expanduser().resolve()}{colon}{name}"
+
+
+def _settings_of(methods: Sequence[type[MethodSettings]]) -> dict[str, Any]:
+    """The types of the settings of several methods, by dotted name."""
+    return {path: kind for method in methods for path, kind, *_ in settings(method)}
 
 
 def _add_flag(

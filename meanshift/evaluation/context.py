@@ -236,7 +236,7 @@ class EvaluationContext(EncoderContext):
 
     def _mean_pixels(self) -> Tensor:
         """The mean of the training images, of 10,000 where there are more."""
-        chosen = rng.choice(0, len(self.train_source), 10_000, rng.PROBE)
+        chosen = rng.choice(0, len(self.train_source), 10_000, rng.SAMPLE)
         rows = extract_features(
             self.backbone,
             self.train_source.subset(chosen),

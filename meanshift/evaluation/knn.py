@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -151,8 +150,13 @@ def _use_faiss(work: int, device: torch.device) -> bool:
 
     Only on Linux: elsewhere the OpenMP of its wheels may clash with that of torch.
     """
-    on_linux_cpu = device.type == "cpu" and sys.platform == "linux"
-    return on_linux_cpu and work >= FAISS_WORK and importlib.util.find_spec("faiss") is not None
+    if work < FAISS_WORK or device.type != "cpu" or sys.platform != "linux":
+        return False
+    try:
+        import faiss  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 def _faiss_search(
@@ -196,8 +200,8 @@ class KNNMonitor:
     def __init__(
         self, train: Source, validation: Source, *, image_size: int, max_images: int = 10_000
     ) -> None:
-        self.train = train.subset(rng.choice(0, len(train), max_images, rng.PROBE))
-        self.validation = validation.subset(rng.choice(0, len(validation), max_images, rng.PROBE))
+        self.train = train.subset(rng.choice(0, len(train), max_images, rng.SAMPLE))
+        self.validation = validation.subset(rng.choice(0, len(validation), max_images, rng.SAMPLE))
         self.image_size = image_size
 
     def __call__(self, backbone: nn.Module) -> dict[str, float]:

@@ -57,7 +57,7 @@ class MemoryBank(nn.Module):
         if self.sharded and size < distributed.world_size():
             raise ValueError(
                 f"a bank of {size} rows for {distributed.world_size()} processes; need a row each: "
-                f"raise method.bank_size, or set method.bank_layout to replicated"
+                f"raise --method.bank_size, or use --method.bank_layout replicated"
             )
         self.first, self.last = distributed.shard_range(size) if self.sharded else (0, size)
         rows = torch.empty(self.last - self.first, dim, dtype=dtype)

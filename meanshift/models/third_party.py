@@ -77,13 +77,16 @@ class _Match:
 
     @property
     def errors(self) -> int:
+        """The number of keys that do not fit."""
         return len(self.missing) + len(self.wrong_shape) + len(self.unexpected)
 
     @property
     def is_target(self) -> bool:
+        """Whether the prefix is that of a momentum encoder."""
         return _TARGETS.search(self.prefix) is not None
 
     def has_weights_of(self, other: _Match) -> bool:
+        """Whether both matches are copies of the same weights."""
         return self.found.keys() == other.found.keys() and all(
             torch.equal(tensor, other.found[key]) for key, tensor in self.found.items()
         )

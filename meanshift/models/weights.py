@@ -246,6 +246,8 @@ def _build(config: Config, state: Mapping[str, Any], path: Path) -> nn.Module:
 
 
 def _parse_config(settings: Any, path: Path) -> Config:
+    if not isinstance(settings, Mapping):
+        raise ValueError(f"{path}: contains no settings of an encoder")
     try:
         return Config.from_dict(settings)
     except ValueError as error:

@@ -34,7 +34,7 @@ def kmeans(
         )
     best: tuple[Tensor, float] | None = None
     for restart in range(restarts):
-        start_seed = rng.derive_seed(seed, restart, rng.PROBE)
+        start_seed = rng.derive_seed(seed, restart, rng.SAMPLE)
         centers = kmeans_plusplus(features, clusters, seed=start_seed)
         centers = centers.to(device or features.device)
         assignment, distances = _lloyd(features, centers, iterations, chunk)
@@ -53,10 +53,10 @@ def kmeans_plusplus(
     Each center is the one of several candidates, drawn with probability proportional to the
     squared distance to the nearest center, that reduces the total distance most.
     """
-    sample = rng.choice(seed, len(features), max(5_000, 8 * clusters), rng.PROBE)
+    sample = rng.choice(seed, len(features), max(5_000, 8 * clusters), rng.SAMPLE)
     rows = F.normalize(features[sample], dim=1)
     trials = 2 + int(math.log(clusters))
-    draws = rng.uniform(seed, 1, torch.arange(clusters), rng.PROBE, trials)
+    draws = rng.uniform(seed, 1, torch.arange(clusters), rng.SAMPLE, trials)
     chosen = [int(draws[0, 0] * len(rows))]
     distances = (2 - 2 * rows @ rows[chosen[0]]).clamp(min=0)
     for draw in draws[1:]:

@@ -1,47 +1,47 @@
-"""The device and the precision that this machine computes natively."""
+"""The device, and the precision that it computes natively."""
 
 from __future__ import annotations
 
 import torch
 
 
-def pick_device(wish: str) -> torch.device:
-    """The wished device, or for `auto` a GPU where there is one."""
-    if wish == "auto":
+def pick_device(name: str) -> torch.device:
+    """Return the device of a setting; `auto` is a GPU if there is one."""
+    if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(wish)
+        device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"train.device: got {wish!r}, need auto, cpu, cuda or cuda:N") from None
+        raise ValueError(f"train.device: got {name!r}, need auto, cpu, cuda or cuda:N") from None
     if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"train.device: got {wish!r}, need auto, cpu, cuda or cuda:N")
+        raise ValueError(f"train.device: got {name!r}, need auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(
-            f"train.device: got {wish!r}, but torch sees {torch.cuda.device_count()} GPUs here; "
+            f"train.device: got {name!r}, but torch finds {torch.cuda.device_count()} GPUs here; "
             f"use auto or cpu"
         )
     return device
 
 
-def pick_precision(wish: str, device: torch.device) -> torch.dtype:
-    """The dtype of autocast; float32 means that there is none.
+def pick_precision(name: str, device: torch.device) -> torch.dtype:
+    """Return the data type of autocast for a setting; float32 means no autocast.
 
-    A CPU without bfloat16 instructions only emulates it, slower than float32.
+    `auto` is bfloat16 only where it is native: a CPU without bfloat16 instructions emulates it,
+    which is slower than float32.
     """
-    if wish == "float16" and device.type == "cpu":
+    if name == "float16" and device.type == "cpu":
         raise ValueError("train.precision: float16 needs a GPU; on a CPU use bfloat16 or float32")
-    if wish != "auto":
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[
-            wish
-        ]
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name != "auto":
+        return dtypes[name]
     if device.type == "cuda":
         native = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        able = torch.cpu.get_capabilities()
-        native = bool(able.get("avx512_bf16") or able.get("amx_bf16") or able.get("bf16"))
+        capabilities = torch.cpu.get_capabilities()
+        native = any(capabilities.get(key) for key in ("avx512_bf16", "amx_bf16", "bf16"))
     return torch.bfloat16 if native else torch.float32
 
 
 def autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
-    """The context in which encoders run."""
+    """Return the context in which encoders run."""
     return torch.autocast(device.type, dtype=precision, enabled=precision != torch.float32)

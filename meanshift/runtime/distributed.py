@@ -1,4 +1,4 @@
-"""All talk with other processes; every call is valid in one process on a CPU."""
+"""Communication between processes; every function also works in a single process on a CPU."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from meanshift.runtime.errors import SharedError
-from meanshift.runtime.rank_failure import AddressBook, RankFailure, first_line, is_connection_loss
+from meanshift.runtime.rank_failure import RankFailure, RankStatus, first_line, is_connection_loss
 
 T = TypeVar("T")
 
 
 def world_size() -> int:
-    """How many processes run this program together, as `torchrun` tells it."""
+    """Return the number of processes that `torchrun` started."""
     if distributed.is_initialized():
         return distributed.get_world_size()
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
 def rank() -> int:
-    """Which of them this one is; the first does the writing and the talking."""
+    """Return the number of this process; process 0 writes files and prints."""
     if distributed.is_initialized():
         return distributed.get_rank()
     return int(os.environ.get("RANK", 0)) if world_size() > 1 else 0
 
 
 def local_device(device: torch.device) -> torch.device:
-    """Of several GPUs on a machine each process takes its own."""
+    """Return this process's own GPU if the device is `cuda` and there are several processes."""
     if device.type == "cuda" and device.index is None and world_size() > 1:
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
     return device
@@ -46,101 +46,121 @@ def local_device(device: torch.device) -> torch.device:
 
 @contextmanager
 def process_group(device: torch.device, *, timeout: float = 600.0) -> Iterator[None]:
-    """Work together with the other processes that `torchrun` started, if it did.
+    """Connect the processes that `torchrun` started; does nothing in a single process.
 
-    One that does not come for `timeout` seconds while others wait for it, or that left, is named.
+    If a process ends, or the others wait for it for more than `timeout` seconds, they raise a
+    `RankFailure` that names it.
     """
     if world_size() == 1 or distributed.is_initialized():
         yield
         return
-    patience = timedelta(seconds=timeout)
-    start = max(60.0, timeout)  # some machines take longer to load programs
-    try:
-        store, own, count = next(rendezvous("env://", timeout=timedelta(seconds=start)))
-        store.set_timeout(timedelta(seconds=start))
-        store = _of_this_start(store, own, count, start)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        distributed.init_process_group(
-            backend, store=store, rank=own, world_size=count, timeout=patience
-        )
-    except (RuntimeError, ValueError) as error:
-        raise RankFailure(
-            f"the {world_size()} processes did not find each other within {start:g} s "
-            f"({first_line(error)}); need as many as WORLD_SIZE says, that reach "
-            f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        ) from error
-    book = AddressBook(store, own, count)
+    store, own_rank, count = _initialize(device, timeout)
+    status = RankStatus(store, own_rank, count)
     try:
         yield
-        barrier()  # the first keeps the address book: it leaves when all have done
+        barrier()  # the store may end with process 0, which therefore leaves last
     except BaseException as error:
-        if not is_connection_loss(error):
-            if not isinstance(error, SharedError):  # of which all know
-                book.leave(error)
-            raise
-        raise RankFailure(book.who_is_missing(timeout)) from error
+        if is_connection_loss(error):
+            raise RankFailure(status.describe_failure(timeout)) from error
+        if not isinstance(error, SharedError):  # which all processes raise
+            status.report_failure(error)
+        raise
     finally:
-        with suppress(RuntimeError):  # whoever is gone cannot say goodbye
+        with suppress(RuntimeError):  # other processes may be gone
             distributed.destroy_process_group()
 
 
-def _of_this_start(store: Any, own: int, count: int, seconds: float) -> Any:
-    """The part of a store that no earlier processes wrote to: torchrun keeps it over restarts.
+def _initialize(device: torch.device, timeout: float) -> tuple[Any, int, int]:
+    """Initialize torch's process group; return (store, rank, world size)."""
+    start_timeout = max(60.0, timeout)  # some machines take longer to load programs
+    try:
+        store, own_rank, count = next(
+            rendezvous("env://", timeout=timedelta(seconds=start_timeout))
+        )
+        store.set_timeout(timedelta(seconds=start_timeout))
+        store = _fresh_store(store, own_rank, count, start_timeout)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            store=store,
+            rank=own_rank,
+            world_size=count,
+            timeout=timedelta(seconds=timeout),
+        )
+    except (RuntimeError, ValueError) as error:
+        raise RankFailure(
+            f"the {world_size()} processes did not find each other within {start_timeout:g} s "
+            f"({first_line(error)}); need as many as WORLD_SIZE says, that reach "
+            f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        ) from error
+    return store, own_rank, count
 
-    The first answers whoever asks, also the dead, until all who live have read its answer.
+
+def _fresh_store(store: Any, own_rank: int, count: int, timeout: float) -> Any:
+    """Return a part of the store that earlier processes did not write to.
+
+    torchrun keeps the store when it restarts processes. Process 0 chooses a prefix and sends it to
+    every process that asks, dead ones included, until all living ones have confirmed it.
     """
-    token, until = uuid.uuid4().hex, time.monotonic() + seconds
-    if own:
-        store.set(f"asks/{own}", token)
-        token = store.get(f"answer/{token}").decode()
-        store.set(f"{token}/has/{own}", "yes")
-    missing = [] if own else list(range(1, count))
+    token = uuid.uuid4().hex
+    deadline = time.monotonic() + timeout
+    if own_rank:
+        store.set(f"request/{own_rank}", token)
+        prefix = store.get(f"reply/{token}").decode()
+        store.set(f"{prefix}/confirmed/{own_rank}", "yes")
+        return PrefixStore(prefix, store)
+    prefix = token
+    missing = list(range(1, count))
     while missing:
-        for one in missing:
-            if store.check([f"asks/{one}"]):
-                store.set(f"answer/{store.get(f'asks/{one}').decode()}", token)
-        missing = [one for one in missing if not store.check([f"{token}/has/{one}"])]
-        if missing and time.monotonic() > until:
+        for other in missing:
+            if store.check([f"request/{other}"]):
+                request = store.get(f"request/{other}").decode()
+                store.set(f"reply/{request}", prefix)
+        missing = [r for r in missing if not store.check([f"{prefix}/confirmed/{r}"])]
+        if missing and time.monotonic() > deadline:
             raise RuntimeError(f"process {missing[0]} did not come")
         time.sleep(0.01)
-    return PrefixStore(token, store)
+    return PrefixStore(prefix, store)
 
 
 @contextmanager
 def fail_together() -> Iterator[None]:
-    """What fails in one process fails in all, with one message, before anyone waits for it."""
-    problem: Exception | None = None
+    """Raise an error of one process in all of them, before another one waits for it."""
+    own_error: Exception | None = None
     try:
         yield
     except (ValueError, OSError) as error:
         if world_size() == 1:
             raise
-        problem = error
-    told = all_gather_list(["" if problem is None else str(problem)])
-    if len(set(told)) == 1 and told[0]:
-        raise SharedError(told[0]) from problem
-    wrong = [f"process {r} of {len(told)}: {text}" for r, text in enumerate(told) if text]
-    if wrong:
-        raise SharedError("\n".join(wrong)) from problem
+        own_error = error
+    messages = all_gather_list(["" if own_error is None else str(own_error)])
+    if len(set(messages)) == 1 and messages[0]:
+        raise SharedError(messages[0]) from own_error
+    errors = [
+        f"process {r} of {len(messages)}: {message}"
+        for r, message in enumerate(messages)
+        if message
+    ]
+    if errors:
+        raise SharedError("\n".join(errors)) from own_error
 
 
 def shard_range(count: int) -> tuple[int, int]:
-    """The part of so many things that is this process's: from which to which."""
+    """Return the range (first, end) of this process's share of `count` items."""
     return count * rank() // world_size(), count * (rank() + 1) // world_size()
 
 
 def data_parallel(module: nn.Module, warm_up: Callable[[nn.Module], Tensor]) -> nn.Module:
-    """A module whose gradients are means over all processes; the module itself, in one.
+    """Wrap a module so that its gradients are means over all processes.
 
-    Its first backward pass decides in which order gradients are added up from then on. `warm_up`
-    runs one that changes nothing, so that a run that was continued adds in the same order, to the
-    same bits, as one that was not.
+    The first backward pass decides the order in which gradients are added. `warm_up` runs one that
+    changes nothing, so that a run that was continued adds in the same order, to the same bits, as
+    one that was not interrupted.
     """
     if world_size() == 1:
         return module
-    # The successor of this option would broadcast all buffers once, banks in parts among them.
+    # The option that replaces this one would broadcast all buffers once, sharded banks included.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
         wrapped = DistributedDataParallel(
@@ -155,7 +175,7 @@ def data_parallel(module: nn.Module, warm_up: Callable[[nn.Module], Tensor]) -> 
 
 
 def barrier() -> None:
-    """Until all processes are here."""
+    """Wait until all processes are here."""
     if world_size() > 1:
         distributed.barrier()
 
@@ -164,7 +184,7 @@ def barrier() -> None:
 
 
 def all_gather_list(own: list[T]) -> list[T]:
-    """The lists of all processes, one after another, in every process."""
+    """Concatenate the lists of all processes."""
     if world_size() == 1:
         return own
     lists: list[list[T]] = [[] for _ in range(world_size())]
@@ -173,36 +193,36 @@ def all_gather_list(own: list[T]) -> list[T]:
 
 
 def all_max(*own: int) -> list[int]:
-    """The largest that any process has, of each of these numbers."""
+    """Return the maximum over all processes of each number."""
     if world_size() == 1:
         return list(own)
-    held = torch.tensor(own)
-    distributed.all_reduce(held, op=distributed.ReduceOp.MAX)
-    return [int(value) for value in held]
+    maxima = torch.tensor(own)
+    distributed.all_reduce(maxima, op=distributed.ReduceOp.MAX)
+    return [int(value) for value in maxima]
 
 
 # Tensors
 
 
-def all_mean_(held: Tensor) -> None:
-    """The mean over all processes, in place."""
+def all_mean_(tensor: Tensor) -> None:
+    """Replace a tensor by its mean over all processes, in place."""
     if world_size() > 1:
-        distributed.all_reduce(held)
-        held /= world_size()
+        distributed.all_reduce(tensor)
+        tensor /= world_size()
 
 
-def all_sum(own: Tensor) -> Tensor:
-    """The sum over all processes; a gradient flows back to each of them."""
+def all_sum(tensor: Tensor) -> Tensor:
+    """Return the sum over all processes; a gradient flows back to each of them."""
     if world_size() == 1:
-        return own
-    total: Tensor = _Sum.apply(own)
+        return tensor
+    total: Tensor = _Sum.apply(tensor)
     return total
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(_: Any, own: Tensor) -> Tensor:
-        total = own.clone(memory_format=torch.contiguous_format)
+    def forward(_: Any, tensor: Tensor) -> Tensor:
+        total = tensor.clone(memory_format=torch.contiguous_format)
         distributed.all_reduce(total)
         return total
 
@@ -214,53 +234,56 @@ class _Sum(torch.autograd.Function):
 
 
 def broadcast(tensors: Iterator[Tensor]) -> None:
-    """Give every process what the first has, in place."""
+    """Overwrite tensors with those of process 0."""
     if world_size() > 1:
-        for held in tensors:
-            distributed.broadcast(held, 0)
+        for tensor in tensors:
+            distributed.broadcast(tensor, 0)
 
 
 def all_lengths(own: int) -> list[int]:
-    """How many rows each process has."""
+    """Return the number of rows of each process."""
     if world_size() == 1:
         return [own]
-    held = torch.empty(world_size(), dtype=torch.int64)
-    distributed.all_gather_into_tensor(held, torch.tensor([own]))
-    return [int(value) for value in held]
+    lengths = torch.empty(world_size(), dtype=torch.int64)
+    distributed.all_gather_into_tensor(lengths, torch.tensor([own]))
+    return [int(value) for value in lengths]
 
 
 def all_gather_rows(own: Tensor, counts: Sequence[int] | None = None) -> Tensor:
-    """The rows of all processes, one after another; each may have another number of them."""
+    """Concatenate the rows of all processes, which may have different numbers of them."""
     if world_size() == 1:
         return own
     counts = all_lengths(len(own)) if counts is None else counts
-    widest = max(counts)
-    if len(own) < widest:
-        own = torch.cat([own, own.new_zeros(widest - len(own), *own.shape[1:])])
-    every = own.new_empty(widest * len(counts), *own.shape[1:])
-    distributed.all_gather_into_tensor(every, own.contiguous())
-    if min(counts) == widest:
-        return every
-    return torch.cat([part[:n] for part, n in zip(every.split(widest), counts, strict=True)])
+    most = max(counts)
+    if len(own) < most:
+        own = torch.cat([own, own.new_zeros(most - len(own), *own.shape[1:])])
+    gathered = own.new_empty(most * len(counts), *own.shape[1:])
+    distributed.all_gather_into_tensor(gathered, own.contiguous())
+    if min(counts) == most:
+        return gathered
+    parts = zip(gathered.split(most), counts, strict=True)
+    return torch.cat([part[:count] for part, count in parts])
 
 
-def all_to_all(rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-    """Rows in the order of the processes they are for, so many each; those for this one."""
+def all_to_all(rows: Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Tensor:
+    """Send rows, ordered by destination process, and return the rows received."""
     if world_size() == 1:
         return rows
-    into = rows.new_empty(sum(received), *rows.shape[1:])
-    distributed.all_to_all_single(into, rows.contiguous(), list(received), list(sent))
-    return into
+    received = rows.new_empty(sum(receive_counts), *rows.shape[1:])
+    distributed.all_to_all_single(
+        received, rows.contiguous(), list(receive_counts), list(send_counts)
+    )
+    return received
 
 
-def all_to_all_counts(own: Sequence[int]) -> list[int]:
-    """One number for each process; those that each of them has for this one."""
-    held = all_to_all(torch.tensor(own), [1] * len(own), [1] * len(own))
-    return [int(value) for value in held]
+def all_to_all_counts(send_counts: Sequence[int]) -> list[int]:
+    """Send one number to each process and return the numbers received."""
+    ones = [1] * len(send_counts)
+    return [int(value) for value in all_to_all(torch.tensor(send_counts), ones, ones)]
 
 
 def apply_shuffled(function: Callable[[Any], Tensor], own: Any, seed: int | None) -> Tensor:
-    """`function` of rows that were permuted over all processes; what it gives comes back.
+    """Apply a function to rows that are permuted over all processes, and return its rows in order.
 
     Without a seed nothing is permuted.
     """
@@ -268,19 +291,22 @@ def apply_shuffled(function: Callable[[Any], Tensor], own: Any, seed: int | None
         return function(own)
     counts = torch.tensor(all_lengths(len(own)))
     ends = counts.cumsum(0)
-    mine = slice(int(ends[rank()] - counts[rank()]), int(ends[rank()]))
+    own_slice = slice(int(ends[rank()] - counts[rank()]), int(ends[rank()]))
     order = torch.randperm(int(ends[-1]), generator=torch.Generator().manual_seed(seed))
-    place = order.argsort()[mine]  # where each of the own rows goes
-    owner = torch.bucketize(place, ends, right=True)
-    sender = torch.bucketize(order[mine], ends, right=True)
-    out, come = (w.bincount(minlength=len(counts)).tolist() for w in (owner, sender))
-    leaving, arriving = place.argsort(), sender.argsort(stable=True)
-    strange = all_to_all(own[leaving.to(own.device)], out, come)
-    given = function(_like(own, strange[arriving.argsort().to(own.device)]))
-    back = all_to_all(given[arriving.to(own.device)], come, out)
-    return back[leaving.argsort().to(own.device)]
+    positions = order.argsort()[own_slice]  # where each of the own rows goes
+    destinations = torch.bucketize(positions, ends, right=True)
+    origins = torch.bucketize(order[own_slice], ends, right=True)
+    send_counts = destinations.bincount(minlength=len(counts)).tolist()
+    receive_counts = origins.bincount(minlength=len(counts)).tolist()
+    send_order = positions.argsort()
+    receive_order = origins.argsort(stable=True)
+    received = all_to_all(own[send_order.to(own.device)], send_counts, receive_counts)
+    shuffled = received[receive_order.argsort().to(own.device)]
+    output = function(_in_memory_format_of(own, shuffled))
+    returned = all_to_all(output[receive_order.to(own.device)], receive_counts, send_counts)
+    return returned[send_order.argsort().to(own.device)]
 
 
-def _like(own: Tensor, other: Tensor) -> Tensor:
-    last = own.ndim == 4 and own.is_contiguous(memory_format=torch.channels_last)
-    return other.contiguous(memory_format=torch.channels_last) if last else other
+def _in_memory_format_of(own: Tensor, other: Tensor) -> Tensor:
+    channels_last = own.ndim == 4 and own.is_contiguous(memory_format=torch.channels_last)
+    return other.contiguous(memory_format=torch.channels_last) if channels_last else other

@@ -22,3 +22,9 @@ def require(module: str, *, extra: str, what: str) -> None:
             raise  # the package is there, but one that it needs is not
         name = _DISTRIBUTIONS.get(package, package)
         raise ValueError(f"{what} need {name}; type: pip install 'meanshift[{extra}]'") from None
+
+
+def require_report() -> None:
+    """Check the packages of the extra `report` before long work that ends with a page."""
+    for module in ("jinja2", "matplotlib", "sklearn"):
+        require(module, extra="report", what="report pages")

@@ -1,4 +1,4 @@
-"""A bar on a terminal; in a log, a line now and then once work turns out to be long."""
+"""Progress: a bar on a terminal; in a log, a line per minute of long work."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tqdm import tqdm
 def progress(
     title: str, total: int, *, unit: str = "it", start: int = 0, shown: bool = True
 ) -> tqdm:
-    """A bar to `update`; in a `with` it closes itself."""
-    quiet = 0.0 if sys.stderr.isatty() else 60.0
+    """Return a progress bar to `update`; as a context manager it closes itself."""
+    interval = 0.0 if sys.stderr.isatty() else 60.0
     return tqdm(
         desc=title,
         total=total,
@@ -20,6 +20,6 @@ def progress(
         unit=unit,
         unit_scale=unit != "it",
         dynamic_ncols=True,
-        delay=quiet,
-        mininterval=quiet or 0.1,
+        delay=interval,
+        mininterval=interval or 0.1,
     )

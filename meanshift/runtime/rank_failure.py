@@ -1,4 +1,4 @@
-"""Which process is missing, and why: what each leaves in the common store for those that wait."""
+"""Names the process that failed: each leaves its status in the store that all processes share."""
 
 from __future__ import annotations
 
@@ -12,57 +12,67 @@ from torch import distributed
 
 
 class RankFailure(OSError):
-    """Another process does not answer any more; the message says which."""
+    """Another process does not answer any more; the message names it."""
 
 
-class AddressBook:
-    """What processes leave in the common store, for those that miss them."""
+class RankStatus:
+    """The status of each process in the shared store: its host, and why it ended."""
 
-    def __init__(self, store: Any, own: int, count: int) -> None:
-        self.store, self.own, self.count = store, own, count
-        store.set(f"host/{self.own}", socket.gethostname())
+    def __init__(self, store: Any, rank: int, world_size: int) -> None:
+        self.store = store
+        self.rank = rank
+        self.world_size = world_size
+        store.set(f"host/{self.rank}", socket.gethostname())
 
-    def leave(self, error: BaseException) -> None:
-        """Say why; the first process, which may take the store along, gives others time to read."""
+    def report_failure(self, error: BaseException) -> None:
+        """Store why this process ends.
+
+        The store may end with the first process, which therefore gives others time to read it.
+        """
         with suppress(RuntimeError):
-            self.store.set(f"left/{self.own}", first_line(error))
-            time.sleep(0.0 if self.own else 2.0)
+            self.store.set(f"failure/{self.rank}", first_line(error))
+            if self.rank == 0:
+                time.sleep(2.0)
 
-    def who_is_missing(self, timeout: float) -> str:
-        """After a silence all who still live say so; it is about those who do not."""
-        patience, told = min(15.0, max(2.0, timeout / 4)), list[str]()
+    def describe_failure(self, timeout: float) -> str:
+        """Find out which processes do not answer, and return the error message."""
+        patience = min(15.0, max(2.0, timeout / 4))
+        answers: list[str] = []
 
         def ask() -> None:
             with suppress(RuntimeError):
-                told.append(self._ask(patience, timeout))
+                answers.append(self._find_missing(patience, timeout))
 
-        asking = threading.Thread(target=ask, daemon=True)  # a store that hangs never answers
-        asking.start()
-        asking.join(patience + 5.0)
-        # The store is kept by the first process, or by torchrun on its host.
-        lost = told[0] if told else "process 0, or the host that it runs on, does not answer"
+        thread = threading.Thread(target=ask, daemon=True)  # the store itself may never answer
+        thread.start()
+        thread.join(patience + 5.0)
+        # The store belongs to the first process, or to torchrun on its host.
+        cause = answers[0] if answers else "process 0, or the host that it runs on, does not answer"
         return (
-            f"process {self.own} of {self.count} gives up: {lost}; the same command continues from "
-            f"the last checkpoint, and torchrun --max-restarts 3 does so by itself"
+            f"process {self.rank} of {self.world_size} gives up: {cause}; the same command "
+            f"continues from the last checkpoint, and torchrun --max-restarts 3 does so by itself"
         )
 
-    def _ask(self, patience: float, timeout: float) -> str:
-        self.store.set(f"alive/{self.own}", "yes")
-        until, missing = time.monotonic() + patience, list[int]()
-        while time.monotonic() < until:
-            missing = [r for r in range(self.count) if not self.store.check([f"alive/{r}"])]
+    def _find_missing(self, patience: float, timeout: float) -> str:
+        """All processes that still run report it; the others are missing."""
+        self.store.set(f"alive/{self.rank}", "yes")
+        deadline = time.monotonic() + patience
+        missing: list[int] = []
+        while time.monotonic() < deadline:
+            missing = [r for r in range(self.world_size) if not self.store.check([f"alive/{r}"])]
             if len(missing) == 1:
                 break
             time.sleep(0.1)
-        told = "; ".join(self._about(one, timeout) for one in missing)
-        return told or "the connection broke, though all processes still run"
+        causes = "; ".join(self._describe(rank, timeout) for rank in missing)
+        return causes or "the connection broke, though all processes still run"
 
-    def _about(self, one: int, timeout: float) -> str:
-        host = self.store.get(f"host/{one}").decode()
-        if self.store.check([f"left/{one}"]):
-            return f"process {one} on {host} left ({self.store.get(f'left/{one}').decode()})"
+    def _describe(self, rank: int, timeout: float) -> str:
+        host = self.store.get(f"host/{rank}").decode()
+        if self.store.check([f"failure/{rank}"]):
+            reason = self.store.get(f"failure/{rank}").decode()
+            return f"process {rank} on {host} left ({reason})"
         return (
-            f"process {one} on {host} does not answer (it was killed, or hangs for {timeout:g} s)"
+            f"process {rank} on {host} does not answer (it was killed, or hangs for {timeout:g} s)"
         )
 
 
@@ -76,4 +86,5 @@ def is_connection_loss(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type."""
     return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: it finishes its step, saves itself, and leaves."""
+"""Signals that ask a run to stop: it finishes its step, saves a checkpoint, and exits."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 REQUEUE = 75
-"""exit code of a run that a scheduler stopped and that wants to go on (EX_TEMPFAIL)"""
+"""exit code (EX_TEMPFAIL) of a run that a scheduler stopped and should start again"""
 
 
 class Stopped(Exception):
-    """A signal asked the run to stop, and it has saved itself."""
+    """A signal asked the run to stop, and the run has saved a checkpoint."""
 
     def __init__(self, signal_number: int, step: int) -> None:
         super().__init__(f"stopped and saved at step {step}; the same command continues from there")
-        ended = signal_number == signal.SIGTERM
-        self.code = REQUEUE if ended else 128 + signal_number
+        terminated = signal_number == signal.SIGTERM
+        self.code = REQUEUE if terminated else 128 + signal_number
 
 
 @contextmanager
 def catch_signals(*, patience: float = 0.0) -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM, so that a step is finished and saved before the run leaves.
+    """Collect SIGINT and SIGTERM, so that a step is finished and saved before the run stops.
 
-    A second one ends it at once; but not in the first seconds of `patience`, for a launcher hands
-    a signal on that the whole group has had.
+    A second signal stops the run at once, but not in the first `patience` seconds: a launcher
+    forwards a signal that the whole process group has received.
     """
-    asked: list[int] = []
+    received: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM)
-    first = time.monotonic()
+    first_time = time.monotonic()
 
-    def ask(number: int, _: object) -> None:
-        nonlocal first
-        if not asked:
-            asked.append(number)
-            first = time.monotonic()
+    def handle(number: int, _: object) -> None:
+        nonlocal first_time
+        if not received:
+            received.append(number)
+            first_time = time.monotonic()
             print("stopping after this step, to save it; once more stops at once", file=sys.stderr)
-        elif time.monotonic() - first >= patience:
+        elif time.monotonic() - first_time >= patience:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
     try:
-        before = [signal.signal(number, ask) for number in numbers]
-    except ValueError:  # not the main thread: whoever owns it decides
-        yield asked
+        previous = [signal.signal(number, handle) for number in numbers]
+    except ValueError:  # only the main thread may set handlers
+        yield received
         return
     try:
-        yield asked
+        yield received
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in zip(numbers, previous, strict=True):
             signal.signal(number, handler)

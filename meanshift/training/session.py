@@ -145,7 +145,10 @@ def open_session(
 def build_method(config: Config, source: Source | None = None) -> Method:
     """The method of a config with the initial weights that its seed gives."""
 
+    seed = rng.derive_seed(config.train.seed, 0, rng.INITIAL)
+
     def encoder(*, dim: int = 0) -> Encoder:
+        torch.manual_seed(seed)  # the same weights whatever a method builds before: `untrained:RUN`
         return Encoder(config.encoder, dim=dim, image_size=config.data.image_size)
 
     context = BuildContext(
@@ -155,7 +158,7 @@ def build_method(config: Config, source: Source | None = None) -> Method:
         seed=config.train.seed,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rng.derive_seed(config.train.seed, 0, rng.INITIAL))
+        torch.manual_seed(seed)
         return method_class(config.method).build(config.method, context)
 
 

@@ -74,7 +74,7 @@ def take_snapshot(session: Session, epoch: int) -> dict[str, float]:
 def _features(session: Session) -> tuple[Int[Tensor, " n"], Tensor]:
     """The snapshot images that can be read, and their features."""
     config, source = session.config, session.source
-    indices = rng.choice(config.train.seed, len(source), config.train.snapshot_images, rng.PROBE)
+    indices = rng.choice(config.train.seed, len(source), config.train.snapshot_images, rng.SAMPLE)
     bad: dict[int, UnreadableSample] = {}  # training reports them when it meets them
     features = extract_features(
         session.backbone,

@@ -39,7 +39,7 @@ def eval_transform(
         batch = source.read_batch(indices).permute(0, 3, 1, 2)
         side = max(batch.shape[2:])
         if side < image_size:  # training enlarged them too
-            return TF.resize(batch, [image_size, image_size], interpolation, antialias=True)
+            batch = TF.resize(batch, [image_size, image_size], interpolation, antialias=True)
         if side <= max(image_size, 64):
             return batch
         images = batch.unbind(0)
@@ -67,7 +67,7 @@ def needs_no_resize(source: Source, image_size: int) -> bool:
 
 def rank_batches(images: int, batch_size: int) -> tuple[Int[Tensor, " batch"], ...]:
     """The indices of this process's batches; the batches are the same for any process count."""
-    batches = torch.arange(images).split(batch_size)
+    batches: tuple[Tensor, ...] = torch.arange(images).split(batch_size)
     first, last = distributed.shard_range(len(batches))
     return batches[first:last]
 

@@ -153,7 +153,7 @@ def replay(
 # Curves
 
 _NO_METRICS = {"step", "epoch", "seconds"}
-"""numbers of a log line that say when it was written"""
+"""numbers of a log line that are its time, not a metric"""
 
 
 def metric_series(run: Run) -> dict[str, tuple[list[float], list[float]]]:

@@ -32,6 +32,7 @@ MAX_IMAGES = 24
 ROW_WIDTH = 1600
 ROW_HEIGHT = 240
 MAX_HEIGHT = 420
+MIN_WIDTH = 600  # room for title and legend
 GAP = 14
 CAPTION_HEIGHT = 26
 TAG_HEIGHT = 19
@@ -75,7 +76,7 @@ def draw_result(card: Path) -> str:
 
     Images that cannot be read any more are left out. Returns the sentence of `summarize`.
     """
-    with np.load(card.with_suffix(".npz")) as arrays:
+    with card.with_suffix(".npz").open("rb") as file, np.load(file) as arrays:
         stored = {name: arrays[name] for name in arrays.files}
     truths = [
         GroundTruth(*arrays) for arrays in _split(stored, "truth", "boxes", "labels", "difficult")
@@ -187,7 +188,7 @@ def _lay_out(
         for left, following in itertools.pairwise(lefts):
             places.append((left, top, max(left + 1, following - GAP), top + height))
         top += height + CAPTION_HEIGHT + GAP
-    width = max(580, *(place[2] for place in places))  # room for title and legend
+    width = max(MIN_WIDTH, *(place[2] for place in places))
     sheet = np.full((top - GAP, width, 3), 255, dtype=np.uint8)
     for image, (left, above, right, below) in zip(images, places, strict=True):
         tiny = below - above >= 2 * image.shape[1]  # its pixels are shown as squares

@@ -100,7 +100,7 @@ def _chain(run: Run, epochs: list[int], max_points: int) -> Iterator[EpochMap]:
 
 def _rows(run: Run, max_points: int) -> Int[Tensor, " n"]:
     size = len(run.snapshot(run.snapshot_epochs[-1]).indices)
-    return rng.choice(0, size, max_points, rng.PROBE)
+    return rng.choice(0, size, max_points, rng.SAMPLE)
 
 
 def _tsne(features: Tensor, previous: Tensor | None) -> Float[Tensor, "n 2"]:

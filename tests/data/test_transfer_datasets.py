@@ -9,20 +9,19 @@ import pytest
 import torch
 from PIL import Image
 
-from meanshift.data import open_source, stratified_split, transfer_datasets
-from meanshift.data.arrays import ArraySource
+from meanshift.data import open_source, transfer_datasets
+from meanshift.data.splits import split_per_class
 from meanshift.data.transfer_datasets import (
-    NAMES,
     DATASETS,
+    NAMES,
     DatasetNotFound,
     open_task,
     task_from_source,
-    validation,
 )
-from meanshift.runtime import rng
 from tests.support.layouts import SERIES, make_sun397, pixels, shuffled, write, write_copy
 
-GIVEN, CUT = ("dtd", "flowers102"), ("caltech101",)  # all three parts given; all of them drawn
+GIVEN = ("dtd", "flowers102")  # all three parts are given
+DRAWN = ("caltech101",)  # all three parts are drawn
 FILES = tuple(name for name in NAMES if not name.startswith("cifar"))
 
 
@@ -62,24 +61,25 @@ def test_the_right_images_are_in_the_right_parts(name, make, tmp_path):
     assert sorted(every) == list(product(range(3), range(12)))  # each image once
     for part, count in (("train", 6), ("val", 2), ("test", 4)):
         assert Counter(label for label, _ in found[part]) == dict.fromkeys(range(3), count)
-        if name in GIVEN or (part == "test" and name not in CUT):
+        if name in GIVEN or (part == "test" and name not in DRAWN):
             assert {serial for _, serial in found[part]} == set(SERIES[part])
-    assert (task.name, task.title, task.metric) == (name, DATASETS[name].title, DATASETS[name].metric)
+    assert task.name == name
+    assert (task.title, task.metric) == (DATASETS[name].title, DATASETS[name].metric)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_seed_is_a_draw_and_what_is_given_is_not_drawn(name, make, tmp_path):
+def test_each_seed_draws_other_parts_and_given_parts_stay(name, make, tmp_path):
     make(name)
     parts = [open_task(name, tmp_path, seed=seed) for seed in (3, 3, 4)]
     first, again, other = [[codes(task.train), codes(task.val), codes(task.test)] for task in parts]
     assert first == again
     assert (first[:2] == other[:2]) == (name in GIVEN)
-    assert (first[2] == other[2]) == (name not in CUT)
+    assert (first[2] == other[2]) == (name not in DRAWN)
     assert parts[2].split.endswith(", seed 4") != (name in GIVEN)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_cache_of_features_sees_an_image_that_was_written_anew(name, make, tmp_path):
+def test_the_content_fingerprint_sees_rewritten_images(name, make, tmp_path):
     make(name)
     before = [part.content_fingerprint() for part in parts_of(open_task(name, tmp_path))]
     assert before == [part.content_fingerprint() for part in parts_of(open_task(name, tmp_path))]
@@ -102,15 +102,15 @@ def test_the_order_of_the_parts_is_that_of_the_lists(make, tmp_path):
     assert codes(task.train) == [code for code in shuffled("trainval") if code not in drawn]
 
 
-@pytest.mark.parametrize("place", ["SUN397", "SUN397/Partitions", "Partitions"])
-def test_the_partition_lists_may_lie_in_three_places(place, make, tmp_path, monkeypatch):
+@pytest.mark.parametrize("folder", ["SUN397", "SUN397/Partitions", "Partitions"])
+def test_the_partition_lists_may_be_in_three_folders(folder, make, tmp_path, monkeypatch):
     make("sun397")
     for part in ("Training", "Testing"):
         (tmp_path / "SUN397" / f"{part}_01.txt").unlink()
     with pytest.raises(ValueError, match=r"Training_01\.txt is in none of .*Partitions") as caught:
         open_task("sun397", tmp_path)
     assert not isinstance(caught.value, DatasetNotFound) and "Partitions.zip" in str(caught.value)
-    make_sun397(tmp_path, monkeypatch, place)
+    make_sun397(tmp_path, monkeypatch, folder)
     assert codes(open_task("sun397", tmp_path).test) == shuffled("test")
 
 
@@ -136,11 +136,11 @@ def test_small_images_may_come_as_arrays(name, make, tmp_path, monkeypatch):
         order = [index for start in range(5) for index in range(start, 24, 5)]
         arrays |= {key: arrays[key][order] for key in ("x_train", "y_train")}
     np.savez(tmp_path / f"{name}.npz", **{**arrays, "x_test": arrays["x_test"][:1]})
-    assert open_task(name, tmp_path).train.classes == names  # the folder goes before the file
+    assert open_task(name, tmp_path).train.classes == names  # the folder has priority over the file
     for file in (tmp_path / DATASETS[name].folder).iterdir():
         file.unlink()
     (tmp_path / DATASETS[name].folder).rmdir()
-    with pytest.raises(ValueError, match=rf"{name}: .*{name}\.npz is damaged or not whole"):
+    with pytest.raises(ValueError, match=rf"{name}: .*{name}\.npz is damaged or incomplete"):
         open_task(name, tmp_path)
     np.savez(tmp_path / f"{name}.npz", **arrays)
     by_file = open_task(name, tmp_path)
@@ -158,9 +158,9 @@ def test_small_images_may_come_as_arrays(name, make, tmp_path, monkeypatch):
         open_task(name, tmp_path)
 
 
-# What is not there, and what is there but not whole
+# Missing and incomplete copies
 
-PLACES = {
+ARCHIVES = {
     "food101": ("food-101.tar.gz", "vision.ee.ethz.ch", "food-101"),
     "cifar10": ("cifar-10-python.tar.gz", "cs.toronto.edu", "cifar-10-batches-py"),
     "cifar100": ("cifar-100-python.tar.gz", "cs.toronto.edu", "cifar-100-python"),
@@ -175,19 +175,20 @@ PLACES = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_not_there_says_what_to_get_and_where_to_put_it(name, tmp_path):
+def test_a_missing_dataset_is_refused_with_what_to_download_and_where_to_put_it(name, tmp_path):
     for root in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(DatasetNotFound) as caught:
             open_task(name, root)
-        message, (archive, site, folder) = str(caught.value), PLACES[name]
+        message = str(caught.value)
+        archive, site, folder = ARCHIVES[name]
         assert message.startswith(f"{name}: ") and "\n" not in message
         assert archive in message and site in message
-        assert f"{root / folder} holds {DATASETS[name].holds}" in message
+        assert f"{root / folder} contains {DATASETS[name].contains}" in message
         assert (f"{name}.npz" in message) == name.startswith("cifar")
         assert not list(tmp_path.iterdir())
 
 
-def test_what_is_none_of_the_ten_is_told_the_ten(tmp_path):
+def test_an_unknown_dataset_is_refused_with_the_ten(tmp_path):
     with pytest.raises(
         ValueError, match=r"imagenet: not one of the ten; need one of food101, .*102"
     ):
@@ -198,21 +199,21 @@ def test_what_is_none_of_the_ten_is_told_the_ten(tmp_path):
 def test_a_copy_of_another_size_is_refused_with_both_sizes(name, make, tmp_path):
     make(name, sizes=DATASETS[name].sizes, classes=DATASETS[name].classes)
     need = " / ".join(f"{size:,}" for size in DATASETS[name].sizes)
-    with pytest.raises(ValueError, match="not whole") as caught:
+    with pytest.raises(ValueError, match="incomplete") as caught:
         open_task(name, tmp_path)
     assert not isinstance(caught.value, DatasetNotFound)
     got = "got 18 / 6 / 12 images (train / val / test) of 3 / 3 / 3 classes"
     assert f"{name}: {got}, need {need} of {DATASETS[name].classes}: " in str(caught.value)
-    assert str(tmp_path / PLACES[name][2]) in str(caught.value)
-    assert PLACES[name][0] in str(caught.value)
+    archive, _, folder = ARCHIVES[name]
+    assert str(tmp_path / folder) in str(caught.value) and archive in str(caught.value)
 
 
-def test_a_class_that_is_too_few_or_too_small_is_refused(make, tmp_path):
+def test_too_few_classes_and_too_small_classes_are_refused(make, tmp_path):
     make("pets", classes=4)
     with pytest.raises(ValueError, match="of 3 / 3 / 3 classes, need 18 / 6 / 12 of 4"):
         open_task("pets", tmp_path)
-    make("pets", count=8)
-    with pytest.raises(ValueError, match="pets: got a class of 8, need more to draw 8 from it"):
+    make("pets", val_per_class=8)
+    with pytest.raises(ValueError, match="pets: got a class of 8 images, need more to draw 8"):
         open_task("pets", tmp_path)
 
 
@@ -221,12 +222,15 @@ def test_an_image_that_is_absent_is_named(name, make, tmp_path):
     make(name)
     path = sorted(tmp_path.rglob("*.jpg"))[3]
     path.unlink()
-    with pytest.raises(ValueError, match=rf"{name}: .*not whole") as caught:
+    with pytest.raises(ValueError, match=rf"{name}: .*incomplete") as caught:
         open_task(name, tmp_path)
     assert not isinstance(caught.value, DatasetNotFound)
-    named = f"absent, as {path.relative_to(tmp_path / 'SUN397') if name == 'sun397' else path}"
-    told = "got 18 / 6 / 11" if name == "caltech101" else named  # it has no lists
-    assert told in str(caught.value)
+    if name == "caltech101":  # it has no lists
+        reason = "got 18 / 6 / 11"
+    else:
+        absent = path.relative_to(tmp_path / "SUN397") if name == "sun397" else path
+        reason = f"absent, as {absent}"
+    assert reason in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -243,24 +247,23 @@ def test_an_image_that_is_absent_is_named(name, make, tmp_path):
         ("flowers102", "flowers-102/setid.mat"),
     ],
 )
-@pytest.mark.parametrize("harm", ["torn", "gone"])
-def test_a_list_that_is_torn_or_gone_is_damage(name, file, harm, make, tmp_path):
+@pytest.mark.parametrize("damage", ["overwritten", "deleted"])
+def test_a_damaged_or_deleted_list_is_reported(name, file, damage, make, tmp_path):
     make(name)
     assert len(open_task(name, tmp_path).train) == 18
     (tmp_path / file).unlink()
-    if harm == "torn":
+    if damage == "overwritten":
         write(tmp_path / file, "torn")
     with pytest.raises(ValueError, match=rf"^{name}: .+: the copy under .*is damaged") as caught:
         open_task(name, tmp_path)
-    assert not isinstance(caught.value, DatasetNotFound) and "download=True" not in str(
-        caught.value
-    )
+    assert not isinstance(caught.value, DatasetNotFound)
+    assert "download=True" not in str(caught.value)
 
 
 def test_an_empty_folder_is_damage(tmp_path):
     for name in NAMES:
         (tmp_path / DATASETS[name].folder).mkdir(parents=True, exist_ok=True)
-        with pytest.raises(ValueError, match="is damaged or not whole; get") as caught:
+        with pytest.raises(ValueError, match="is damaged or incomplete; download") as caught:
             open_task(name, tmp_path)
         assert not isinstance(caught.value, DatasetNotFound)
 
@@ -268,9 +271,7 @@ def test_an_empty_folder_is_damage(tmp_path):
 def test_batches_with_other_checksums_are_damaged(make, tmp_path, monkeypatch):
     make("cifar10")
     monkeypatch.undo()
-    with pytest.raises(
-        ValueError, match=r"cifar10: .*corrupted: .*-py is damaged .* get cifar-10-"
-    ):
+    with pytest.raises(ValueError, match=r"cifar10: .*corrupted: .*-py is damaged"):
         open_task("cifar10", tmp_path)
 
 
@@ -283,7 +284,7 @@ CARS = """45 32 43 42 41 39 45 45 41 33 38 41 43 41 43 37 45 40 42 43 46 41 40 4
 24 42 42 43 44 42 34 40 44 41 42 34 33 40 47 43 45 45 44 43 44 45 36 36 43 43 39 29 36 44 48 46 44
 45 37 41 37 48 46 44 42 39 44 44 41 39 31 44 42 40 45 43 38 46 42 41 39 41 44 44 39 43 46 43 46 42
 43"""  # the training images of each class, as published (classes in the order of their names)
-WHOLE = {  # the sizes of the classes before validation is drawn
+CLASS_SIZES = {  # before validation images are drawn
     "food101": [750] * 101,
     "cifar10": [5000] * 10,
     "cifar100": [500] * 100,
@@ -297,37 +298,37 @@ WHOLE = {  # the sizes of the classes before validation is drawn
 }
 
 
-def mixed(sizes):
-    labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-    return labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))]
-
-
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", CLASS_SIZES)
 def test_the_rules_give_the_papers_sizes(name):
-    entry, labels = DATASETS[name], mixed(WHOLE[name])
+    entry = DATASETS[name]
+    sizes = torch.tensor(CLASS_SIZES[name])
+    labels = torch.arange(len(sizes)).repeat_interleave(sizes)
+    labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))]
     train, val, test = entry.sizes
-    assert len(WHOLE[name]) == entry.classes
-    if entry.drawn:
-        rest, drawn = validation(labels, count=entry.drawn, seed=0)
+    assert len(sizes) == entry.classes
+    if entry.train_per_class:
+        rest, drawn = split_per_class(labels, count=entry.train_per_class, seed=0)
         assert len(rest) == test and rest.tolist() == sorted(rest.tolist())
         assert len(labels[rest].unique()) == entry.classes
         labels = labels[drawn]
     assert len(labels) == train + val
-    rest, drawn = validation(labels, count=entry.count, share=entry.share, seed=0)
+    rest, drawn = split_per_class(
+        labels, count=entry.val_per_class, fraction=entry.val_fraction, seed=0
+    )
     assert (len(rest), len(drawn)) == (train, val)
     assert sorted([*rest.tolist(), *drawn.tolist()]) == list(range(len(labels)))
-    for cut in (rest, drawn):
-        assert cut.tolist() == sorted(cut.tolist())
-        assert len(labels[cut].unique()) == entry.classes
-    drawn_of, members = labels[drawn].bincount(), labels.bincount()
-    for size, taken in zip(members.tolist(), drawn_of.tolist(), strict=True):
-        assert taken == (entry.count or int(size / 5 + 0.5))
+    for indices in (rest, drawn):
+        assert indices.tolist() == sorted(indices.tolist())
+        assert len(labels[indices].unique()) == entry.classes
+    sizes = labels.bincount().tolist()
+    for size, count in zip(sizes, labels[drawn].bincount().tolist(), strict=True):
+        assert count == (entry.val_per_class or int(size / 5 + 0.5))
 
 
 def test_the_table_is_the_papers():
-    told = "food101 cifar10 cifar100 sun397 cars aircraft dtd pets caltech101 flowers102"
-    assert " ".join(NAMES) == told
-    counts = {name: (DATASETS[name].classes, *DATASETS[name].sizes) for name in ("dtd", "flowers102")}
+    names = "food101 cifar10 cifar100 sun397 cars aircraft dtd pets caltech101 flowers102"
+    assert " ".join(NAMES) == names
+    counts = {name: (DATASETS[name].classes, *DATASETS[name].sizes) for name in GIVEN}
     assert counts == {"dtd": (47, 1880, 1880, 1880), "flowers102": (102, 1020, 1020, 6149)}
     tests = {"food101": 25_250, "cifar10": 10_000, "cifar100": 10_000, "sun397": 19_850}
     tests |= {"cars": 8_041, "aircraft": 3_333, "pets": 3_669}
@@ -335,28 +336,6 @@ def test_the_table_is_the_papers():
     by_class = {name for name in NAMES if DATASETS[name].metric == "mean per class"}
     assert by_class == {"aircraft", "pets", "caltech101", "flowers102"}
     assert {DATASETS[name].metric for name in set(NAMES) - by_class} == {"top-1"}
-
-
-def test_a_draw_is_the_naive_one_and_that_of_every_hold_out():
-    labels = mixed([9, 4, 7, 30])
-    rest, drawn = validation(labels, share=0.2, seed=5)
-
-    def rank(index):
-        return float(rng.uniform(5, 0, torch.tensor([index]), rng.SPLIT, 1))
-
-    naive = []
-    for label, take in enumerate((2, 1, 1, 6)):
-        members = [index for index, found in enumerate(labels.tolist()) if found == label]
-        naive += sorted(members, key=rank)[:take]
-    assert drawn.tolist() == sorted(naive)
-    toy = ArraySource(np.zeros((50, 2, 2), np.uint8), labels.numpy(), name="toy")
-    for cut, held in zip((rest, drawn), stratified_split(toy, 0.2, seed=5), strict=True):
-        assert torch.equal(cut, held.indices)
-
-
-def test_a_draw_is_the_same_on_every_machine():
-    labels = torch.arange(12) % 2
-    assert validation(labels, count=2, seed=0)[1].tolist() == [1, 5, 6, 8]
 
 
 # Any other source
@@ -386,20 +365,20 @@ def test_a_source_with_three_parts_keeps_them(tmp_path, make_images):
     assert task.split == "train, val and test as given"
 
 
-@pytest.mark.parametrize("judge", ["val", "test"])
-def test_a_source_with_two_parts_is_judged_by_the_second(judge, tmp_path, make_images):
+@pytest.mark.parametrize("second", ["val", "test"])
+def test_a_source_with_two_parts_is_tested_on_the_second(second, tmp_path, make_images):
     make_images(tmp_path / "train", {"ant": 8, "bee": 13})
-    make_images(tmp_path / judge, {"ant": 3, "bee": 2})
+    make_images(tmp_path / second, {"ant": 3, "bee": 2})
     task = task_from_source("pests", str(tmp_path), seed=1)
     assert [part.labels.bincount().tolist() for part in parts_of(task)] == [[6, 10], [2, 3], [3, 2]]
     titles = [part.title(index) for part in (task.train, task.val) for index in range(len(part))]
     assert sorted(titles) == sorted({*titles}) and len(titles) == 21
-    assert task.split == f"validation 20% a class of train, test is its own {judge}, seed 1"
+    assert task.split == f"validation 20% per class of train, test is its own {second}, seed 1"
     other = task_from_source("pests", str(tmp_path), seed=2)
     assert not torch.equal(task.val.indices, other.val.indices)
 
 
-def test_a_source_with_one_part_is_cut_in_three(tmp_path):
+def test_a_source_with_one_part_is_split_in_three(tmp_path):
     task = task_from_source("toy", save(tmp_path / "toy.npz", train={-1: 4, 0: 12, 1: 8}), seed=1)
     counts = [part.labels.bincount().tolist() for part in parts_of(task)]
     assert counts == [[8, 5], [2, 1], [2, 2]]  # the unlabeled are left out
@@ -407,19 +386,20 @@ def test_a_source_with_one_part_is_cut_in_three(tmp_path):
     assert sorted(every) == [*product([0], range(12)), *product([1], range(8))]
     for part in parts_of(task):
         assert [label for label, _ in codes(part)] == part.labels.tolist()
-    assert task.split == "test 20% a class, validation 20% a class of the rest, seed 1"
+    assert task.split == "test 20% per class, validation 20% per class of the rest, seed 1"
 
 
-def test_labels_that_lie_beside_the_images_to_train_on_are_taken(tmp_path, monkeypatch):
+def test_a_labeled_split_beside_the_unlabeled_training_images_is_used(tmp_path, monkeypatch):
     parts = {"train": {-1: 9}, "val": {0: 5, 1: 5}, "test": {0: 3, 1: 2}}
     splits = open_source(save(tmp_path / "toy.npz", **parts))
     as_stl10 = {"train": splits["train"], "test": splits["test"], "labeled": splits["val"]}
     monkeypatch.setattr(transfer_datasets, "open_source", lambda _: as_stl10)
-    counts = [part.labels.bincount().tolist() for part in parts_of(task_from_source("stl10", "stl10"))]
+    task = task_from_source("stl10", "stl10")
+    counts = [part.labels.bincount().tolist() for part in parts_of(task)]
     assert counts == [[4, 4], [1, 1], [3, 2]]
 
 
-def test_a_part_without_labels_does_not_judge(tmp_path):
+def test_a_test_part_without_labels_is_not_used(tmp_path):
     task = task_from_source("toy", save(tmp_path / "toy.npz", train={0: 5, 1: 5}, test={-1: 3}))
     assert [len(part) for part in parts_of(task)] == [6, 2, 2]
 
@@ -437,7 +417,7 @@ def test_a_part_without_labels_does_not_judge(tmp_path):
         ({"train": {0: 5, 1: 5}, "test": {2: 1}}, "has classes that .* lacks: 2"),
     ],
 )
-def test_what_cannot_be_a_task_says_why(parts, message, tmp_path):
+def test_what_cannot_be_a_task_is_refused_with_the_reason(parts, message, tmp_path):
     with pytest.raises(ValueError, match=rf"toy\.npz: .*{message}"):
         task_from_source("toy", save(tmp_path / "toy.npz", **parts))
 

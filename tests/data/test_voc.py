@@ -1,4 +1,4 @@
-"""Images with boxes: the layout, what a box means, and everything that can be wrong with them."""
+"""Pascal VOC: the layout, what a box means, and everything that can be wrong with the files."""
 
 import os
 import struct
@@ -52,14 +52,14 @@ def devkit(tmp_path):
 
 
 def many(count=20, start=0, text=None):
-    """So many plain images that one bad one among them is a small share."""
+    """So many plain images that one bad one among them is a small fraction."""
     text = annotation(thing(), thing("dog")) if text is None else text
     return {f"{number:06d}": text for number in range(start, start + count)}
 
 
 @pytest.fixture
 def voc(devkit):
-    """20 good images to train on and 20 to judge on, and those that are given."""
+    """20 good training and 20 good test images, and those that are given."""
 
     def write(train=None, test=None):
         return devkit(
@@ -69,22 +69,22 @@ def voc(devkit):
     return write
 
 
-def told_by(folder, **options):
+def read_with_warnings(folder, **options):
     """What is read, and the warnings on the way."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         train, test = read_voc(folder, **options)
-    return train, test, [str(one.message) for one in caught]
+    return train, test, [str(warning.message) for warning in caught]
 
 
-def image(boxes, name):
-    return next(one for one in boxes.images if one.title.endswith(f"/{name}"))
+def image(dataset, name):
+    return next(image for image in dataset.images if image.title.endswith(f"/{name}"))
 
 
-# What is read
+# Images and boxes
 
 
-def test_a_box_is_half_open_from_nought_and_labels_are_places_in_the_sorted_classes(devkit):
+def test_a_box_is_half_open_from_zero_and_labels_are_indices_of_the_sorted_classes(devkit):
     text = annotation(
         thing("dog", (1, 2, 40, 30)),
         thing("cat", (5.5, 6, 7, 8.25), "1"),
@@ -117,20 +117,18 @@ def test_the_overlap_of_two_boxes_is_the_devkits(devkit):
     assert float(box_iou(boxes, boxes)[0, 1]) == wide * high / (sum(areas) - wide * high)
 
 
-def test_2012_is_trained_on_where_it_is_there(devkit, tmp_path):
+def test_2012_is_trained_on_if_it_is_there(devkit, tmp_path):
     devkit("VOC2012", trainval=many(3), test=many(2, 50))
     folder = devkit(trainval=many(2), test=many(2, 50))  # the same names as in 2012
     for root in (tmp_path, tmp_path / "VOCdevkit"):
         train, test = read_voc(root)
-        assert [one.title for one in train.images] == (
-            [
-                "VOC2007/000000",
-                "VOC2007/000001",
-                "VOC2012/000000",
-                "VOC2012/000001",
-                "VOC2012/000002",
-            ]
-        )
+        assert [image.title for image in train.images] == [
+            "VOC2007/000000",
+            "VOC2007/000001",
+            "VOC2012/000000",
+            "VOC2012/000001",
+            "VOC2012/000002",
+        ]
         assert (train.name, test.name, len(test)) == ("VOC 07+12 trainval", "VOC 07 test", 2)
         assert train.images[4].file.parts[-3] == "VOC2012"
     alone, _ = read_voc(folder)
@@ -170,7 +168,7 @@ def test_the_fingerprint_changes_with_all_that_matters(devkit):
     ):
         file.write_text(text)
         prints.append(read_voc(folder)[0].fingerprint())
-    for name in ("000000", "000001"):  # the same places in the list of classes
+    for name in ("000000", "000001"):  # the same indices in the list of classes
         (folder / f"Annotations/{name}.xml").write_text(annotation(thing(), thing("duck")))
     for name in ("000050", "000051"):
         (folder / f"Annotations/{name}.xml").write_text(annotation(thing()))
@@ -185,40 +183,42 @@ def test_the_fingerprint_changes_with_all_that_matters(devkit):
 # Classes
 
 
-def test_other_classes_are_left_out_and_told_with_their_counts(voc):
+def test_other_classes_are_left_out_and_reported_with_their_counts(voc):
     folder = voc(
         {"a": annotation(thing("cow"), thing("cow"), thing("bird"))},
         {"b": annotation(thing("cow"))},
     )
-    train, test, told = told_by(folder, classes=["dog", "cat"])
+    train, test, messages = read_with_warnings(folder, classes=["dog", "cat"])
     assert train.classes == test.classes == ["dog", "cat"]
     assert image(train, "000000").labels.tolist() == [1, 0]
     assert len(train) == 20 and len(test) == 21 and len(image(test, "b").labels) == 0
-    assert "VOC 07 trainval: 3 boxes of classes that are not asked for" in told[0]
-    assert "cow (2), bird (1)" in told[0]
-    assert told[1].startswith("VOC 07 trainval: 1 images without an object are left out")
-    assert "VOC 07 test: 1 boxes" in told[2] and "cow (1)" in told[2] and len(told) == 3
+    assert "VOC 07 trainval: 3 boxes of classes that were not chosen" in messages[0]
+    assert "cow (2), bird (1)" in messages[0]
+    assert messages[1].startswith("VOC 07 trainval: 1 images without an object are left out")
+    assert "VOC 07 test: 1 boxes" in messages[2] and "cow (1)" in messages[2] and len(messages) == 3
 
 
 def test_a_class_that_only_the_test_set_has_is_left_out(voc):
-    train, test, told = told_by(voc(None, {"b": annotation(thing("cow"), thing())}))
+    train, test, messages = read_with_warnings(voc(None, {"b": annotation(thing("cow"), thing())}))
     assert train.classes == ["cat", "dog"] and image(test, "b").labels.tolist() == [0]
-    assert len(told) == 1 and "VOC 07 test: 1 boxes" in told[0] and "cow (1)" in told[0]
+    assert len(messages) == 1 and "VOC 07 test: 1 boxes" in messages[0] and "cow (1)" in messages[0]
 
 
-@pytest.mark.parametrize(("classes", "why"), [(["cat", "cow"], "lack cow"), (["cat"] * 2, "once")])
-def test_classes_must_be_there_and_be_named_once(voc, classes, why):
-    with pytest.raises(ValueError, match=why):
+@pytest.mark.parametrize(
+    ("classes", "reason"), [(["cat", "cow"], "lack cow"), (["cat"] * 2, "once")]
+)
+def test_classes_must_be_there_and_be_named_once(voc, classes, reason):
+    with pytest.raises(ValueError, match=reason):
         read_voc(voc(), classes=classes)
 
 
 # Lists and folders
 
 
-def test_what_is_not_there_is_told_with_the_layout(devkit, tmp_path):
-    for root, why in ((tmp_path / "none", "no folder"), (tmp_path, "no VOC2007 in it")):
+def test_what_is_missing_is_reported_with_the_layout(devkit, tmp_path):
+    for root, reason in ((tmp_path / "none", "no folder"), (tmp_path, "no VOC2007 in it")):
         with pytest.raises(
-            ValueError, match=rf"{why}.*VOCdevkit/VOC2007.*host\.robots\.ox\.ac\.uk"
+            ValueError, match=rf"{reason}.*VOCdevkit/VOC2007.*host\.robots\.ox\.ac\.uk"
         ):
             read_voc(root)
     devkit(trainval=many(1))
@@ -234,7 +234,7 @@ def test_what_is_not_there_is_told_with_the_layout(devkit, tmp_path):
 def test_an_empty_list_is_refused(voc, text):
     folder = voc()
     (folder / "ImageSets/Main/test.txt").write_text(text)
-    with pytest.raises(ValueError, match=r"test\.txt: lists no image; need one name a line"):
+    with pytest.raises(ValueError, match=r"test\.txt: lists no image; need one name per line"):
         read_voc(folder)
 
 
@@ -251,7 +251,7 @@ def test_lists_of_one_class_leave_out_what_they_mark(voc):
         "000000  1\r\n000001 -1\r\n000002  0\r\n\r\n"
     )
     train, _ = read_voc(folder)
-    assert [one.title[-1] for one in train.images] == ["0", "2"]
+    assert [image.title[-1] for image in train.images] == ["0", "2"]
 
 
 def test_names_may_have_spaces_and_numbers(devkit):
@@ -261,15 +261,19 @@ def test_names_may_have_spaces_and_numbers(devkit):
         "ß.x": annotation(thing()),
     }
     train, _ = read_voc(devkit(trainval=names, test=many(1, 0, annotation(thing()))))
-    assert [one.title for one in train.images] == [f"VOC2007/{name}" for name in names]
+    assert [image.title for image in train.images] == [f"VOC2007/{name}" for name in names]
 
 
-def test_an_image_listed_twice_is_taken_once(voc):
+def test_an_image_listed_twice_is_used_once(voc):
     folder = voc()
     (folder / "ImageSets/Main/trainval.txt").write_text("000000\n000001\n000000\n000000\n000001")
-    train, _, told = told_by(folder)
-    assert [one.title[-1] for one in train.images] == ["0", "1"]
-    assert len(told) == 1 and "2 images listed more than once" in told[0] and "000000" in told[0]
+    train, _, messages = read_with_warnings(folder)
+    assert [image.title[-1] for image in train.images] == ["0", "1"]
+    assert (
+        len(messages) == 1
+        and "2 images listed more than once" in messages[0]
+        and "000000" in messages[0]
+    )
 
 
 def test_an_image_in_both_lists_is_refused(voc):
@@ -341,11 +345,11 @@ SPOILS = {
 def test_unreadable_files_are_left_out_counted_and_named(voc, spoil, split):
     folder = voc(**{split: {"bad": annotation(thing())}})
     spoil(folder)
-    train, test, told = told_by(folder)
-    assert len(train) == len(test) == 20 and len(told) == 1
+    train, test, messages = read_with_warnings(folder)
+    assert len(train) == len(test) == 20 and len(messages) == 1
     name = "VOC 07 trainval" if split == "train" else "VOC 07 test"
-    assert told[0].startswith(f"{name}: 1 images without a readable image or annotation")
-    assert "VOC2007/bad (" in told[0] and SPOILS[spoil] in told[0]
+    assert messages[0].startswith(f"{name}: 1 images without a readable image or annotation")
+    assert "VOC2007/bad (" in messages[0] and SPOILS[spoil] in messages[0]
 
 
 @pytest.mark.parametrize(("bad", "fatal"), [(2, False), (3, True)])
@@ -355,27 +359,33 @@ def test_more_than_a_twentieth_unreadable_is_an_error(devkit, bad, fatal):
         where = ("JPEGImages", "jpg") if number % 2 else ("Annotations", "xml")
         (folder / where[0] / f"{number:06d}.{where[1]}").unlink()
     if fatal:
-        with pytest.raises(ValueError, match=r"3 of 40 images lack .*, first VOC2007/000000 "):
+        with pytest.raises(
+            ValueError, match=r"3 of 40 images cannot be read, the first is VOC2007/000000 "
+        ):
             read_voc(folder)
     else:
-        train, _, told = told_by(folder)
-        assert len(train) == 38 and len(told) == 1 and " 2 images " in told[0]
+        train, _, messages = read_with_warnings(folder)
+        assert len(train) == 38 and len(messages) == 1 and " 2 images " in messages[0]
 
 
-def test_an_image_of_another_size_than_annotated_is_told(voc):
+def test_an_image_of_another_size_than_annotated_is_reported(voc):
     text = annotation(thing(box=(1, 1, 60, 30)), size=(30, 60))
-    train, _, told = told_by(voc({"odd": text}))
+    train, _, messages = read_with_warnings(voc({"odd": text}))
     assert image(train, "odd").size == SIZE
     assert image(train, "odd").boxes.tolist() == [[0, 0, 40, 30]]
-    assert "1 images have another size than annotated" in told[0]
-    assert "VOC2007/odd, 60 x 30 in its XML and 40 x 30 when read" in told[0]
-    assert "1 boxes that reach out of their image are clipped" in told[1]
+    assert "1 images have another size than annotated" in messages[0]
+    assert "VOC2007/odd, 60 x 30 in its XML and 40 x 30 when read" in messages[0]
+    assert "1 boxes that extend beyond their image are clipped" in messages[1]
 
 
 def test_an_image_turned_by_its_exif_has_the_size_that_it_is_read_with(voc):
-    folder = voc({"turned": annotation(thing(box=(1, 1, 30, 40)), size=(40, 30)),
-                  "unsaid": annotation(thing(box=(1, 1, 30, 40)), size=None)})  # fmt: skip
-    for name in ("turned", "unsaid"):
+    folder = voc(
+        {
+            "turned": annotation(thing(box=(1, 1, 30, 40)), size=(40, 30)),
+            "no-size": annotation(thing(box=(1, 1, 30, 40)), size=None),
+        }
+    )
+    for name in ("turned", "no-size"):
         file = folder / f"JPEGImages/{name}.jpg"
         exif = Image.Exif()
         exif[0x0112] = 6
@@ -390,18 +400,18 @@ def test_an_image_turned_by_its_exif_has_the_size_that_it_is_read_with(voc):
 
 
 @pytest.mark.parametrize(
-    ("box", "kept"),
+    ("box", "clipped"),
     [
         ((0, 1, 40, 30), [0, 0, 40, 30]),
         ((11, 11, 41, 99), [10, 10, 40, 30]),
         ((-5, -5, 10, 10), [0, 0, 10, 10]),
     ],
 )
-def test_boxes_that_reach_out_are_clipped_and_counted(voc, box, kept):
-    train, _, told = told_by(voc({"out": annotation(thing(box=box))}))
-    assert image(train, "out").boxes.tolist() == [kept]
-    assert len(told) == 1 and "VOC 07 trainval: 1 boxes that reach out" in told[0]
-    assert f"VOC2007/out, cat at {' '.join(map(str, box))}" in told[0]
+def test_boxes_that_extend_beyond_the_image_are_clipped_and_counted(voc, box, clipped):
+    train, _, messages = read_with_warnings(voc({"out": annotation(thing(box=box))}))
+    assert image(train, "out").boxes.tolist() == [clipped]
+    assert len(messages) == 1 and "VOC 07 trainval: 1 boxes that extend" in messages[0]
+    assert f"VOC2007/out, cat at {' '.join(map(str, box))}" in messages[0]
 
 
 @pytest.mark.parametrize(
@@ -421,10 +431,10 @@ def test_boxes_that_reach_out_are_clipped_and_counted(voc, box, kept):
     ],
 )
 def test_objects_without_a_box_are_left_out_and_counted(voc, bad):
-    train, _, told = told_by(voc({"odd": annotation(bad, thing("dog"), bad)}))
+    train, _, messages = read_with_warnings(voc({"odd": annotation(bad, thing("dog"), bad)}))
     assert image(train, "odd").labels.tolist() == [1]
-    assert len(told) == 1 and "2 objects without name or box inside their image" in told[0]
-    assert "VOC2007/odd" in told[0]
+    assert len(messages) == 1 and "2 objects without a name or a box inside" in messages[0]
+    assert "VOC2007/odd" in messages[0]
 
 
 def test_a_box_of_one_pixel_is_a_box(voc):
@@ -432,13 +442,19 @@ def test_a_box_of_one_pixel_is_a_box(voc):
     assert image(train, "dot").boxes.tolist() == [[39, 29, 40, 30]]
 
 
-def test_images_without_objects_are_judged_and_not_trained_on(voc):
-    train, test, told = told_by(voc({"x": annotation(), "y": annotation()}, {"z": annotation()}))
+def test_images_without_objects_are_tested_on_and_not_trained_on(voc):
+    train, test, messages = read_with_warnings(
+        voc({"x": annotation(), "y": annotation()}, {"z": annotation()})
+    )
     assert len(train) == 20 and len(test) == 21
     empty = image(test, "z")
     assert empty.boxes.shape == (0, 4) and empty.labels.shape == empty.difficult.shape == (0,)
     assert empty.labels.dtype == torch.int64 and empty.difficult.dtype == torch.bool
-    assert len(told) == 1 and "2 images without an object" in told[0] and "VOC2007/x" in told[0]
+    assert (
+        len(messages) == 1
+        and "2 images without an object" in messages[0]
+        and "VOC2007/x" in messages[0]
+    )
 
 
 @pytest.mark.parametrize("split", ["trainval", "test"])
@@ -451,4 +467,4 @@ def test_nothing_to_find_is_an_error(devkit, split):
 
 
 def test_good_data_gives_no_warning(voc):
-    assert told_by(voc())[2] == []
+    assert read_with_warnings(voc())[2] == []

@@ -1,205 +1,167 @@
-"""The commands that judge, as a user types them, on folders of tiny images."""
+"""Contexts: which images are evaluated, which features are shared, and what a card contains."""
 
-import argparse
 import json
-import re
+from dataclasses import replace
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
-from torchvision import models
 
-from meanshift import load_encoder
-from meanshift.models import feature_cache
-from meanshift.transforms import eval
-
-TINY = (
-    "--data.image_size 16 --encoder.width 0.125 --train.batch_size 4 --method.bank_size 16 "
-    "--train.device cpu --train.epochs 1 --optim.warmup_epochs 0 --data.workers 0 "
-    "--train.snapshots 0"
-).split()
-
-
-@pytest.fixture
-def photos(tmp_path, make_images):
-    counts = {"train/a": 12, "train/b": 12, "val/a": 4, "val/b": 4}
-    return make_images(tmp_path / "photos", counts, size=(20, 24))
+from meanshift import config
+from meanshift.data import train_and_validation
+from meanshift.data.arrays import ArraySource
+from meanshift.evaluation import knn
+from meanshift.evaluation.context import EncoderContext, EvaluationContext
+from meanshift.evaluation.result import Result
+from meanshift.models.weights import load_weights
+from tests.support.colors import make_weights
+from tests.support.sources import open_one, titles
 
 
-@pytest.fixture
-def run(call, photos, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code, _, err = call("pretrain", "small", "--data", photos, "--out", "run", *TINY)
-    assert code == 0, err
-    return tmp_path / "run"
+def run_weights(output_dir, source, seed, validation="auto"):
+    """Weights like those of a run that trained on a source."""
+    settings = {"data.source": str(source), "train.seed": seed, "data.validation": validation}
+    run_config = config.Config().with_overrides(settings)
+    return replace(make_weights(output_dir), config=run_config)
 
 
-def held(path):
-    return json.loads(path.read_text())
+# Which images
 
 
-def test_several_protocols_share_one_extraction(call, run, monkeypatch):
-    made, prepare = [], eval.eval_transform
-
-    def counts(source, indices, *options, **more):
-        made.extend(source.title(int(index)) for index in indices)
-        return prepare(source, indices, *options, **more)
-
-    monkeypatch.setattr(eval, "eval_transform", counts)
-    code, out, err = call("evaluate", "knn", "linear", "cluster", "semi", run, "--fractions", "0.5")
-    assert code == 0, err
-    assert len(made) == 32 and len(set(made)) == 24  # 24 + 8, the names of val among those of train
-    for name in ("knn", "linear", "cluster", "semi"):
-        assert held(run / "results" / f"{name}.json")["card"]["protocol"] == name
-        assert f"\n{name} on " in out
-    assert len({held(path)["card"]["weights"] for path in (run / "results").glob("*.json")}) == 1
-    made.clear()
-    assert call("evaluate", "knn", run)[0] == 0
-    assert made == []
+def test_a_source_with_one_split_is_split_and_the_card_says_so(tmp_path, make_images):
+    source = make_images(tmp_path / "all", {"a": 60, "b": 40}, size=(14, 14))
+    weights = make_weights(tmp_path / "out")
+    contexts = [EvaluationContext(weights, str(source), seed=seed) for seed in (0, 1)]
+    assert contexts[0].split == "10% split off for testing, stratified, seed 0"
+    tested = titles(contexts[0].test_source)
+    assert sorted(title[0] for title in tested) == ["a"] * 6 + ["b"] * 4
+    # The seed is that of layers, subsets and clusters.
+    assert titles(contexts[1].test_source) == tested
+    assert [context.name for context in contexts] == ["all", "all-seed1"]
 
 
-def test_runs_are_compared_side_by_side_on_the_same_images(call, run):
-    code, out, err = call("evaluate", "knn", run, "--compare", f"untrained:{run}", "pixels")
-    assert code == 0, err
-    rows = re.findall(r"^  (\S+) +([\d.]+) +([\d.]+)$", out, re.MULTILINE)
-    assert [name for name, *_ in rows] == [str(run), f"untrained:{run}", "pixels"]
-    cards = [
-        held(run / "results" / "knn.json"),
-        held(run / "results" / "knn-untrained.json"),
-        held(run.parent / "judged" / "pixels" / "results" / "knn-photos.json"),
-    ]
-    for (_, one, twenty), card in zip(rows, cards, strict=True):
-        assert float(one) == pytest.approx(card["figures"]["1-NN"], abs=0.01)
-        assert float(twenty) == pytest.approx(card["figures"]["20-NN"], abs=0.01)
-    assert len({json.dumps([c["card"][k] for k in ("data", "split", "sizes")]) for c in cards}) == 1
-    assert len({card["card"]["weights"] for card in cards}) == 3
+@pytest.mark.parametrize("seed", [None, 0, 5])
+def test_a_run_is_tested_on_its_validation_images_whatever_the_seed(tmp_path, make_images, seed):
+    source = make_images(tmp_path / "all", {"a": 60, "b": 60}, size=(14, 14))
+    for setting in ("auto", 0.3):
+        weights = run_weights(tmp_path / "out", source, 3, setting)
+        _, validation = train_and_validation(str(source), setting, seed=3)
+        context = EvaluationContext(weights, seed=seed)
+        assert titles(context.test_source) == titles(validation)
 
 
-def test_compared_results_do_not_overwrite_each_other_in_one_place(call, run, tmp_path):
-    place = tmp_path / "place"
-    assert (
-        call("evaluate", "knn", run, "--compare", "pixels", f"untrained:{run}", "--out", place)[0]
-        == 0
-    )
-    assert len(list(place.rglob("knn*.json"))) == 3
+def test_partial_labels_do_not_change_the_validation_images_of_a_run(tmp_path, make_images):
+    source = make_images(tmp_path / "all", {"": 120}, size=(14, 14))
+    rows = "".join(f"{i:03d}.jpg,{'ab'[i % 2]}\n" for i in range(0, 120, 3))
+    (tmp_path / "labels.csv").write_text("file,label\n" + rows)
+    weights = run_weights(tmp_path / "out", source, 0, 0.3)
+    _, validation = train_and_validation(str(source), 0.3, seed=0)
+    with pytest.warns(UserWarning, match="40 of them among the 120"):
+        context = EvaluationContext(weights, labels=tmp_path / "labels.csv")
+    assert 0 < len(context.test_source) < len(validation)
+    assert set(titles(context.test_source)) < set(titles(validation))
 
 
-def test_a_changed_weight_never_meets_old_features(call, run):
-    assert call("evaluate", "knn", run)[0] == 0
-    before = held(run / "results" / "knn.json")["card"]["weights"]
-    files = set((run / "features").glob("*.npy"))
-    newest = max((run / "checkpoints").iterdir())
-    state = torch.load(newest, weights_only=True)
-    state["method"]["online.backbone.conv1.weight"][0, 0, 0, 0] += 1
-    torch.save(state, newest)
-    assert call("evaluate", "knn", run)[0] == 0
-    assert held(run / "results" / "knn.json")["card"]["weights"] != before
-    assert set((run / "features").glob("*.npy")) > files
+def test_the_card_says_that_a_run_without_validation_images_has_seen_all(tmp_path, make_images):
+    source = make_images(tmp_path / "all", {"a": 60, "b": 60}, size=(14, 14))
+    weights = run_weights(tmp_path / "out", source, 0, "none")
+    assert EvaluationContext(weights).split.endswith("the run has seen them unlabeled")
 
 
-def test_the_authors_checkpoint_is_announced_and_judged(call, photos, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    state = models.resnet18(num_classes=3).state_dict()
-    body = {key: value for key, value in state.items() if not key.startswith("fc.")}
-    keys = {f"encoder_{which}.module.{key}": v for which in "qt" for key, v in body.items()}
-    for index, shape in ((0, (8, 512)), (1, (8,)), (3, (4, 8))):
-        keys[f"encoder_q.module.fc.{index}.weight"] = torch.zeros(shape)
-    whole = {"opt": argparse.Namespace(arch="resnet18"), "state_dict": keys, "epoch": 200}
-    torch.save(whole, "authors.pth")
-    code, out, err = call("evaluate", "knn", "authors.pth", "--data", photos, "--image-size", "32")
-    assert code == 0, err
-    assert "authors.pth: authors' MSF, ResNet-18, epoch 200" in err
-    (path,) = (tmp_path / "judged").glob("authors-*/results/knn-photos.json")
-    card = held(path)["card"]
-    assert card["judged"] == "authors.pth: authors' MSF, ResNet-18, epoch 200"
-    assert card["image_size"] == 32 and "1-NN" in out
+def test_compared_runs_with_other_validation_images_are_warned_of(tmp_path, make_images):
+    source = make_images(tmp_path / "all", {"a": 60, "b": 60}, size=(14, 14))
+    first = EvaluationContext(run_weights(tmp_path / "out", source, 0))
+    with pytest.warns(UserWarning, match="this run has other validation images"):
+        second = EvaluationContext(run_weights(tmp_path / "out", source, 1), like=first)
+    assert titles(second.test_source) == titles(first.test_source)
+    assert "compared" in second.name and "compared" not in first.name
+    third = EvaluationContext(run_weights(tmp_path / "out", source, 0), like=first)
+    assert third.split == first.split and third.name == first.name == ""
 
 
-def test_an_untrained_network_says_so(call, photos, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code, _, err = call(
-        "evaluate", "knn", "torchvision:resnet18", "--data", photos, "--image-size", "32"
-    )
-    assert code == 0 and "UNTRAINED" in err
+def test_an_unlabeled_split_cannot_be_tested_on(tmp_path, make_images):
+    counts = {"train/a": 3, "train/b": 3, "val/a": 2, "val/b": 2, "test": 2}
+    source = make_images(tmp_path / "all", counts)
+    with pytest.raises(ValueError, match="no labeled split 'test'; it has val"):
+        EvaluationContext(make_weights(tmp_path), str(source), split="test")
 
 
-def test_a_flat_folder_is_judged_by_a_csv(call, run, tmp_path, make_images):
-    flat = make_images(tmp_path / "flat", {"": 20}, size=(20, 24))
-    code, _, err = call("evaluate", "knn", run, "--data", flat)
-    assert code == 2 and "--labels" in err
-    rows = "".join(f"{i:03d}.jpg,{'cat' if i % 2 else 'dog'}\n" for i in range(20))
-    (tmp_path / "told.csv").write_text("file,label\n" + rows)
-    code, out, err = call(
-        "evaluate", "knn", run, "--data", flat, "--labels", tmp_path / "told.csv", "--ks", "3"
-    )
-    assert code == 0 and "3-NN" in out and "25% held out" in err
-    (tmp_path / "told.csv").write_text("file,label\n000.jpg,cat;dog\n")
-    code, _, err = call("evaluate", "knn", run, "--data", flat, "--labels", tmp_path / "told.csv")
-    assert code == 2 and "several labels" in err
+def test_the_split_can_be_chosen(tmp_path, make_images):
+    sizes = {"train": 6, "val": 2, "test": 3}
+    counts = {f"{split}/{name}": size for split, size in sizes.items() for name in "ab"}
+    source = str(make_images(tmp_path / "all", counts, size=(14, 14)))
+    weights = make_weights(tmp_path / "out")
+    assert len(EvaluationContext(weights, source).test.source) == 4
+    assert len(EvaluationContext(weights, source, split="test").test.source) == 6
+    with pytest.raises(ValueError, match="no labeled split 'tset'; it has val, test"):
+        EvaluationContext(weights, source, split="tset")
 
 
-def test_embed_writes_the_backbones_output(call, run, photos, tmp_path):
-    for name in ("out.npz", "out.parquet"):
-        code, out, err = call("embed", run, photos, "--out", tmp_path / name)
-        assert code == 0, err
-        assert out == f"{tmp_path / name}: 32 images, 64 dimensions\n"
-    arrays, table = np.load(tmp_path / "out.npz"), pq.read_table(tmp_path / "out.parquet")
-    assert np.array_equal(np.stack(table["embedding"].to_numpy()), arrays["embedding"])
-    for column in ("file", "id", "split", "label"):
-        assert table[column].to_pylist() == arrays[column].tolist()
-    code, out, _ = call("embed", run, photos, "--out", tmp_path / "p.npz", "--output", "projector")
-    assert code == 0 and "16 dimensions" in out
-    code, _, err = call("embed", run, photos, "--out", tmp_path / "out.csv")
-    assert code == 2 and ".npz or .parquet" in err
+def test_weights_without_images_are_refused_with_what_to_type(tmp_path):
+    with pytest.raises(ValueError, match="--data SOURCE"):
+        EvaluationContext(make_weights(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["backbone.safetensors", "backbone.pth"])
-def test_an_exported_backbone_is_judged_like_its_run(call, run, photos, tmp_path, name):
-    code, out, err = call("export", run, "--out", tmp_path / name)
-    assert code == 0 and name in out, err
-    x = torch.randn(2, 3, 16, 16)
-    with torch.no_grad():
-        assert torch.equal(load_encoder(tmp_path / name)(x), load_encoder(run)(x))
-    code, _, err = call("evaluate", "knn", tmp_path / name, "--data", photos)
-    assert code == 0 and "exported by meanshift" in err
-    code, _, err = call("export", "torchvision:resnet18", "--out", tmp_path / "again.pth")
-    assert code == 2 and "need a run directory" in err
+# Features of parts
 
 
-def test_files_of_one_name_have_results_of_their_own(call, photos, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-        torch.save(models.resnet18().state_dict(), f"{folder}/checkpoint.pth")
-    given = ["a/checkpoint.pth", "--compare", "b/checkpoint.pth", "--data", photos]
-    assert call("evaluate", "knn", *given, "--image-size", "32", "--ks", "1")[0] == 0
-    assert len(list((tmp_path / "judged").rglob("knn-photos.json"))) == 2
+def test_parts_are_rows_of_their_origin_without_the_unreadable(tmp_path, make_images):
+    root = make_images(tmp_path / "photos", {"a": 10, "b": 10, "c": 10})
+    (root / "b" / "003.jpg").write_bytes(b"torn")
+    weights = load_weights("pixels")
+    context = EncoderContext(weights, output_dir=tmp_path / "out", image_size=16)
+    source = open_one(root)
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(0))
+    subsets = [source.subset(indices) for indices in order.split([15, 5, 10])]
+    with pytest.warns(UserWarning, match=r"1 of 30 images cannot be read .*b/003.jpg"):
+        parts = context.features_of_parts(*subsets, resize=16, bicubic=True)
+    assert sum(len(part.source) for part in parts) == 29
+    other = EncoderContext(weights, output_dir=tmp_path / "other", image_size=16)
+    for part in parts:
+        alone = other.features(part.source, resize=16, bicubic=True)
+        assert torch.equal(alone.features, part.features)
+        assert alone.labels.tolist() == part.labels.tolist()
 
 
-def test_a_typo_in_compare_is_found_before_any_work(call, run, monkeypatch):
-    monkeypatch.setattr(eval, "eval_transform", None)  # nobody may ask for images
-    code, _, err = call("evaluate", "knn", run, "--compare", "runs/typo")
-    assert code == 2 and "runs/typo: not found" in err
+def test_a_small_part_of_a_large_source_is_extracted_alone(tmp_path):
+    source = ArraySource(np.zeros((100, 32, 32, 3), np.uint8), np.arange(100) % 2, name="large")
+    context = EncoderContext(load_weights("pixels"), output_dir=tmp_path)
+    subsets = [source.subset(torch.arange(5)), source.subset(torch.arange(5, 9))]
+    context.features_of_parts(*subsets)
+    sizes = [len(np.load(file)) for file in (tmp_path / "features").glob("*.npy")]
+    assert sorted(sizes) == [4, 5]
 
 
-def test_counts_take_the_place_of_the_usual_fractions(call, run):
-    code, out, err = call("evaluate", "semi", run, "--counts", "8", "--cached")
-    assert code == 0 and "8 top-1" in out and "%" not in out, err
-    code, _, err = call("evaluate", "knn", run, "--sweep")
-    assert code == 2 and "--sweep" in err
+# The card
 
 
-def test_a_full_disk_names_the_file_and_keeps_the_old_result(call, run, monkeypatch):
-    assert call("evaluate", "knn", run)[0] == 0
-    before = (run / "results" / "knn.json").read_bytes()
-    for file in (run / "features").iterdir():
-        file.unlink()
+@pytest.mark.filterwarnings("ignore:.*cannot be read")
+def test_unreadable_images_are_left_out_and_counted_in_the_card(photos, tmp_path):
+    (photos / "train" / "a" / "003.jpg").write_bytes(b"no")
+    (photos / "val" / "b" / "001.jpg").write_bytes(b"")
+    context = EvaluationContext(make_weights(tmp_path / "out"), str(photos))
+    knn.evaluate(context, ks=[1])
+    card = context.card()
+    assert card["sizes"] == {"train": 15, "test": 15} and card["unreadable"] == 2
+    assert "a/003.jpg" not in titles(context.train.source)
+    assert len(context.train.features) == len(context.train.labels) == 15
+    assert context.train.labels.bincount().tolist() == [7, 8]
 
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(feature_cache, "atomic_writer", full)
-    code, _, err = call("evaluate", "knn", run)
-    assert code == 2 and "No space left" in err and "features" in err and "make room" in err
-    assert (run / "results" / "knn.json").read_bytes() == before
+def test_a_result_of_other_images_does_not_replace_the_runs_own(make_context, tmp_path):
+    path = make_context().save(Result("knn", {"1-NN": 1.0}, {}))
+    assert path == tmp_path / "out" / "results" / "knn-colors.json"
+    content = json.loads(path.read_text())
+    assert content["metrics"] == {"1-NN": 1.0}
+    entries = {"protocol", "settings", "data", "split", "sizes", "weights", "encoder", "seed"}
+    entries |= {"image_size", "precision", "versions", "command", "date"}
+    assert entries <= set(content["card"])
+
+
+def test_a_result_replaces_entries_of_the_card_and_stores_its_arrays(make_context):
+    arrays = {"numbers": np.arange(3)}
+    path = make_context().save(Result("own", {}, {"k": 1}, arrays, {"data": "other images"}))
+    card = json.loads(path.read_text())["card"]
+    assert (card["protocol"], card["settings"], card["data"]) == ("own", {"k": 1}, "other images")
+    with np.load(path.with_suffix(".npz")) as stored:
+        assert stored["numbers"].tolist() == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""Faster R-CNN on C4 features: whose parts it is made of, the paper's numbers, and what learns."""
+"""Faster R-CNN on C4 features: its parts, the paper's numbers, and what is trained."""
 
 import math
 
@@ -12,23 +12,24 @@ from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RegionProposalNetwork
 
 from meanshift import config
-from meanshift.evaluation.detection.model import DetectionSettings, build_detector, groups
+from meanshift.evaluation.detection.model import build_detector, parameter_groups
+from meanshift.evaluation.detection.settings import DetectionSettings
 from meanshift.models.encoder import build_backbone
 from meanshift.models.weights import fingerprint
 
-TINY = DetectionSettings.of(4, size=64, batch_size=2, rois=8)
+TINY = DetectionSettings.scaled(4, size=64, batch_size=2, rois=8)
 
 
 @pytest.fixture
 def resnet():
-    """A small backbone whose batch norms have seen something."""
+    """A small backbone whose batch norms are not as initialized."""
     torch.manual_seed(0)
     settings = config.Encoder(name="resnet10", stem="small-stride2", width=0.125)
     backbone = build_backbone(settings)[0].eval()
     with torch.no_grad():
         for norm in (m for m in backbone.modules() if isinstance(m, nn.BatchNorm2d)):
-            for held in (norm.weight, norm.bias, norm.running_mean):
-                held.add_(0.3 * torch.randn_like(held))
+            for value in (norm.weight, norm.bias, norm.running_mean):
+                value.add_(0.3 * torch.randn_like(value))
             norm.running_var.uniform_(0.5, 2)
     return backbone
 
@@ -37,7 +38,7 @@ def resnet():
 def papers():
     """The paper's detector around a ResNet-50, for VOC's 20 classes."""
     backbone, _ = build_backbone(config.Encoder())
-    return build_detector(backbone, 20, recipe=DetectionSettings())
+    return build_detector(backbone, 20, settings=DetectionSettings())
 
 
 def a_batch(seed=0):
@@ -52,11 +53,11 @@ def parts(detector):
     return heads, heads.box_head, heads.box_predictor
 
 
-# What it is made of
+# Its parts
 
 
 def test_the_parts_are_torchvisions(resnet):
-    detector = build_detector(resnet, 2, recipe=TINY)
+    detector = build_detector(resnet, 2, settings=TINY)
     heads, _, predictor = parts(detector)
     assert type(detector) is FasterRCNN
     assert type(detector.rpn) is RegionProposalNetwork
@@ -66,14 +67,14 @@ def test_the_parts_are_torchvisions(resnet):
 
 
 @pytest.mark.parametrize(("stem", "stride"), [("small-stride2", 8), ("imagenet", 16), ("small", 4)])
-def test_a_region_is_cut_out_where_its_box_lies(stem, stride):
-    """Of features that tell where they are: the center of each cell, in pixels of the image."""
+def test_a_region_is_pooled_where_its_box_is(stem, stride):
+    """On features that are coordinates: the center of each cell, in pixels of the image."""
     backbone, _ = build_backbone(config.Encoder(name="resnet10", stem=stem, width=0.125))
-    cut = build_detector(backbone, 2, recipe=TINY).roi_heads.box_roi_pool
+    pool = build_detector(backbone, 2, settings=TINY).roi_heads.box_roi_pool
     y, x = (stride * (torch.arange(count) + 0.5) for count in (20, 30))
     places = torch.stack([x.expand(20, 30), y[:, None].expand(20, 30)])[None]
     left, top, right, bottom = box = torch.tensor([2.1, 3.3, 17.7, 9.2]) * stride
-    found = cut({"0": places}, [box[None]], [(20 * stride, 30 * stride)])
+    found = pool({"0": places}, [box[None]], [(20 * stride, 30 * stride)])
     assert found.shape == (1, 2, 14, 14)
     steps = (torch.arange(14) + 0.5) / 14
     across, down = left + (right - left) * steps, top + (bottom - top) * steps
@@ -82,7 +83,7 @@ def test_a_region_is_cut_out_where_its_box_lies(stem, stride):
 
 
 def test_regions_are_proposed_on_the_third_stage(resnet):
-    detector = build_detector(resnet, 2, recipe=TINY).eval()
+    detector = build_detector(resnet, 2, settings=TINY).eval()
     images = torch.randn(2, 3, 64, 96, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         by_hand = resnet.maxpool(resnet.relu(resnet.bn1(resnet.conv1(images))))
@@ -93,7 +94,7 @@ def test_regions_are_proposed_on_the_third_stage(resnet):
 
 
 def test_the_box_head_is_the_fourth_stage_an_extra_batch_norm_and_the_mean(resnet):
-    detector = build_detector(resnet, 2, recipe=TINY).eval()
+    detector = build_detector(resnet, 2, settings=TINY).eval()
     _, head, _ = parts(detector)
     extra = [m for name, m in head.named_modules() if isinstance(m, nn.BatchNorm2d)
              and not name.startswith("layer4.")]  # fmt: skip
@@ -103,20 +104,20 @@ def test_the_box_head_is_the_fourth_stage_an_extra_batch_norm_and_the_mean(resne
     variance, weight = 0.5 + torch.rand(2, 64, generator=generator)
     regions = torch.randn(5, 32, 14, 14, generator=generator)
     with torch.no_grad():
-        for held, value in zip(
+        for statistic, value in zip(
             (extra[0].running_mean, extra[0].running_var, extra[0].weight, extra[0].bias),
             (mean, variance, weight, bias),
             strict=True,
         ):
-            held.copy_(value)
+            statistic.copy_(value)
         pooled = resnet.layer4(regions).mean((2, 3))  # the norm and the mean may change places
         by_hand = (pooled - mean) / (variance + 1e-5).sqrt() * weight + bias
         torch.testing.assert_close(head(regions), by_hand, atol=1e-5, rtol=1e-5)
 
 
-def test_in_training_the_extra_norm_is_of_the_regions(resnet):
-    """Taken before the mean: over all places of all regions, not over the regions' means."""
-    detector = build_detector(resnet, 2, recipe=TINY)
+def test_in_training_the_extra_norm_is_over_the_regions(resnet):
+    """Before the mean: over all positions of all regions, not over the means of regions."""
+    detector = build_detector(resnet, 2, settings=TINY)
     _, head, _ = parts(detector)
     regions = torch.randn(6, 32, 14, 14, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
@@ -132,8 +133,10 @@ def test_in_training_the_extra_norm_is_of_the_regions(resnet):
 
 
 def test_the_box_head_sees_regions_of_14_pixels_of_the_third_stage(resnet):
-    detector, seen = build_detector(resnet, 2, recipe=TINY), []
-    parts(detector)[1].register_forward_pre_hook(lambda _, given: seen.append(given[0].shape))
+    detector, seen = build_detector(resnet, 2, settings=TINY), []
+    parts(detector)[1].register_forward_pre_hook(
+        lambda _, arguments: seen.append(arguments[0].shape)
+    )
     losses = detector.train()(*a_batch())
     assert set(losses) == {
         "loss_classifier",
@@ -144,7 +147,7 @@ def test_the_box_head_sees_regions_of_14_pixels_of_the_third_stage(resnet):
     assert seen == [(2 * TINY.rois, 32, 14, 14)]
 
 
-def test_a_resnet_50_has_1024_channels_to_propose_on_and_2048_features_a_region(papers):
+def test_a_resnet_50_has_1024_channels_to_propose_on_and_2048_features_per_region(papers):
     _, head, predictor = parts(papers)
     assert papers.backbone.out_channels == 1024
     assert papers.rpn.head.conv[0][0].weight.shape == (1024, 1024, 3, 3)
@@ -166,18 +169,18 @@ def test_predictors_begin_as_in_detectron2(papers):
 def test_another_network_is_refused():
     backbone, _ = build_backbone(config.Encoder(name="mobilenet_v3_small"))
     with pytest.raises(ValueError, match=r"detect: needs a ResNet, .*got MobileNetV3"):
-        build_detector(backbone, 2, recipe=TINY)
+        build_detector(backbone, 2, settings=TINY)
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_stages_compute_in_the_precision_and_boxes_in_float32(resnet, precision):
-    detector, seen = build_detector(resnet, 2, recipe=TINY, precision=precision), {}
+    detector, seen = build_detector(resnet, 2, settings=TINY, precision=precision), {}
 
     def watch(name):
-        def look(_, __, made):
-            seen[name] = made.dtype
+        def record(_, __, output):
+            seen[name] = output.dtype
 
-        return look
+        return record
 
     heads, head, predictor = parts(detector)
     watched = {
@@ -199,20 +202,20 @@ def test_stages_compute_in_the_precision_and_boxes_in_float32(resnet, precision)
 # The paper's numbers
 
 
-def test_the_recipe_is_the_papers():
-    recipe = DetectionSettings()
+def test_the_default_settings_are_the_papers():
+    settings = DetectionSettings()
     assert (
-        DetectionSettings.of() == recipe == DetectionSettings.of(24_000, size=800)
-        and recipe.tag == ""
+        DetectionSettings.scaled() == settings == DetectionSettings.scaled(24_000, size=800)
+        and settings.tag == ""
     )
-    assert (recipe.iterations, recipe.batch_size, recipe.lr) == (24_000, 16, 0.02)
-    assert (recipe.warmup, recipe.momentum, recipe.weight_decay) == (100, 0.9, 1e-4)
-    assert recipe.settling == 200
-    assert recipe.sizes == [480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800]
+    assert (settings.iterations, settings.batch_size, settings.lr) == (24_000, 16, 0.02)
+    assert (settings.warmup, settings.momentum, settings.weight_decay) == (100, 0.9, 1e-4)
+    assert settings.batch_norm_batches == 200
+    assert settings.train_sizes == [480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800]
 
 
 @pytest.mark.parametrize(
-    ("step", "rate"),
+    ("step", "lr"),
     [
         (0, 0.00002),
         (50, 0.01001),
@@ -225,8 +228,8 @@ def test_the_recipe_is_the_papers():
         (23_999, 0.0002),
     ],
 )
-def test_the_rate_is_the_papers(step, rate):
-    assert DetectionSettings().rate(step) == pytest.approx(rate, rel=1e-9)
+def test_the_learning_rate_is_the_papers(step, lr):
+    assert DetectionSettings().lr_at(step) == pytest.approx(lr, rel=1e-9)
 
 
 def test_the_detectors_numbers_are_detectron2s_for_c4(papers):
@@ -250,16 +253,16 @@ def test_the_detectors_numbers_are_detectron2s_for_c4(papers):
     assert heads.box_roi_pool.stride == 16
 
 
-def test_fewer_iterations_and_smaller_images_make_all_of_it_smaller(resnet):
-    recipe = DetectionSettings.of(240, size=400)
-    assert (recipe.batch_size, recipe.rois, recipe.warmup) == (8, 128, 24)
-    assert recipe.lr == pytest.approx(0.01) and recipe.tag == "-240-at-400"
-    assert recipe.sizes == list(range(240, 401, 16)) and recipe.settling == 25
+def test_fewer_iterations_and_smaller_images_scale_everything(resnet):
+    settings = DetectionSettings.scaled(240, size=400)
+    assert (settings.batch_size, settings.rois, settings.warmup) == (8, 128, 24)
+    assert settings.lr == pytest.approx(0.01) and settings.tag == "-240-at-400"
+    assert settings.train_sizes == list(range(240, 401, 16)) and settings.batch_norm_batches == 25
     milestones = {12: 0.005005, 23: 0.00958375, 24: 0.01, 179: 0.01, 180: 0.001, 219: 0.001}
-    for step, rate in {**milestones, 220: 0.0001, 239: 0.0001}.items():
-        assert recipe.rate(step) == pytest.approx(rate, rel=1e-9), step
-    detector = build_detector(resnet, 2, recipe=recipe)
-    assert list(detector.transform.min_size) == recipe.sizes
+    for step, lr in {**milestones, 220: 0.0001, 239: 0.0001}.items():
+        assert settings.lr_at(step) == pytest.approx(lr, rel=1e-9), step
+    detector = build_detector(resnet, 2, settings=settings)
+    assert list(detector.transform.min_size) == settings.train_sizes
     assert detector.transform.max_size == 666
     assert detector.rpn.anchor_generator.sizes == ((16, 32, 64, 128, 256),)
     assert detector.rpn._pre_nms_top_n == {"training": 3_000, "testing": 1_500}
@@ -268,9 +271,9 @@ def test_fewer_iterations_and_smaller_images_make_all_of_it_smaller(resnet):
 
 
 def test_results_are_named_by_what_is_not_the_papers():
-    assert DetectionSettings.of(100, size=800).tag == "-100-at-800"
-    assert DetectionSettings.of(lr=0.01).tag == "-24000-at-800-lr-0.01"
-    assert DetectionSettings.of(100, size=400, batch_size=4, rois=32).tag == (
+    assert DetectionSettings.scaled(100, size=800).tag == "-100-at-800"
+    assert DetectionSettings.scaled(lr=0.01).tag == "-24000-at-800-lr-0.01"
+    assert DetectionSettings.scaled(100, size=400, batch_size=4, rois=32).tag == (
         "-100-at-400-batch-4-rois-32"
     )
 
@@ -279,17 +282,17 @@ def test_results_are_named_by_what_is_not_the_papers():
     ("size", "rois", "proposed"), [(600, 288, (6_750, 1_125)), (100, 64, (1_500, 250))]
 )
 def test_smaller_images_have_fewer_regions_but_an_eighth_at_least(size, rois, proposed):
-    recipe = DetectionSettings.of(size=size)
-    before, _, after, _ = recipe.proposals.values()
-    assert recipe.rois == rois and (before, after) == proposed
-    assert DetectionSettings.of(size=size, rois=8).proposals == recipe.proposals
+    settings = DetectionSettings.scaled(size=size)
+    before, _, after, _ = settings.proposals.values()
+    assert settings.rois == rois and (before, after) == proposed
+    assert DetectionSettings.scaled(size=size, rois=8).proposals == settings.proposals
 
 
-def test_what_is_said_is_taken():
-    recipe = DetectionSettings.of(5, size=64, batch_size=3, rois=7, lr=0.5)
-    assert (recipe.iterations, recipe.size, recipe.batch_size) == (5, 64, 3)
-    assert (recipe.rois, recipe.lr, recipe.warmup) == (7, 0.5, 0)
-    assert [recipe.rate(step) for step in range(5)] == pytest.approx([0.5] * 4 + [0.05])
+def test_given_settings_are_used():
+    settings = DetectionSettings.scaled(5, size=64, batch_size=3, rois=7, lr=0.5)
+    assert (settings.iterations, settings.size, settings.batch_size) == (5, 64, 3)
+    assert (settings.rois, settings.lr, settings.warmup) == (7, 0.5, 0)
+    assert [settings.lr_at(step) for step in range(5)] == pytest.approx([0.5] * 4 + [0.05])
 
 
 @pytest.mark.parametrize(
@@ -297,35 +300,35 @@ def test_what_is_said_is_taken():
     [{"iterations": 0}, {"size": 31}, {"batch_size": -1}, {"rois": -2}, {"lr": 0.0}],
     ids=lambda wrong: next(iter(wrong)),
 )
-def test_settings_that_make_no_sense_are_refused(wrong):
+def test_invalid_settings_are_refused(wrong):
     (name,) = wrong
     with pytest.raises(
         ValueError, match=f"--{name.replace('_', '-')} {wrong[name]:g}[,;].*need 1 or"
     ):
-        DetectionSettings.of(**{"iterations": 10, **wrong})
+        DetectionSettings.scaled(**{"iterations": 10, **wrong})
 
 
-def test_images_are_resized_to_each_size_in_training_and_to_the_last_when_judged(resnet):
-    detector = build_detector(resnet, 2, recipe=TINY)
+def test_images_have_each_size_in_training_and_the_last_one_in_evaluation(resnet):
+    detector = build_detector(resnet, 2, settings=TINY)
     image, resize = torch.rand(3, 100, 120), detector.transform
     torch.manual_seed(0)
     sides = [resize([image])[0].image_sizes[0] for _ in range(200)]
-    assert {min(side) for side in sides} == set(TINY.sizes) and len(TINY.sizes) == 11
+    assert {min(side) for side in sides} == set(TINY.train_sizes) and len(TINY.train_sizes) == 11
     assert all(side[1] == pytest.approx(1.2 * side[0], abs=1) for side in sides)
     resize.eval()
     assert {resize([image])[0].image_sizes[0] for _ in range(20)} == {(64, 76)}
     assert resize([torch.rand(3, 40, 120)])[0].image_sizes[0] == (35, 107)  # not longer than that
 
 
-# What learns
+# What is trained
 
 
-def test_all_of_it_learns_and_the_judged_backbone_is_left_as_it_was(resnet):
+def test_everything_is_trained_and_the_evaluated_backbone_does_not_change(resnet):
     resnet.requires_grad_(False)
     before = fingerprint(resnet)
-    detector = build_detector(resnet, 2, recipe=TINY)
+    detector = build_detector(resnet, 2, settings=TINY)
     first = {name: value.detach().clone() for name, value in detector.state_dict().items()}
-    optimizer = torch.optim.SGD(groups(detector, TINY), lr=0.02, momentum=0.9)
+    optimizer = torch.optim.SGD(parameter_groups(detector, TINY), lr=0.02, momentum=0.9)
     torch.manual_seed(0)
     for step in range(2):
         optimizer.zero_grad()
@@ -335,18 +338,18 @@ def test_all_of_it_learns_and_the_judged_backbone_is_left_as_it_was(resnet):
         name for name, value in detector.state_dict().items() if torch.equal(value, first[name])
     ]
     assert same == []
-    learned = {name for name, _ in detector.named_parameters()}
+    trained = {name for name, _ in detector.named_parameters()}
     own = {name for name, _ in resnet.named_parameters()}
-    assert len([n for n in learned if n.startswith(("backbone.", "roi_heads.box_head.l"))]) == len(
+    assert len([n for n in trained if n.startswith(("backbone.", "roi_heads.box_head.l"))]) == len(
         own
     )
     assert fingerprint(resnet) == before and not resnet.training
     assert not any(value.requires_grad or value.grad is not None for value in resnet.parameters())
 
 
-def test_batch_norms_have_no_weight_decay_and_everything_is_learned_once(resnet):
-    detector = build_detector(resnet, 2, recipe=TINY)
-    optimizer = torch.optim.SGD(groups(detector, TINY), lr=0.02)
+def test_batch_norms_have_no_weight_decay_and_everything_is_trained_once(resnet):
+    detector = build_detector(resnet, 2, settings=TINY)
+    optimizer = torch.optim.SGD(parameter_groups(detector, TINY), lr=0.02)
     decay = {
         id(value): group["weight_decay"]
         for group in optimizer.param_groups
@@ -355,9 +358,9 @@ def test_batch_norms_have_no_weight_decay_and_everything_is_learned_once(resnet)
     count = sum(len(group["params"]) for group in optimizer.param_groups)
     names = {id(value): name for name, value in detector.named_parameters()}
     assert decay.keys() == names.keys() and count == len(names)
-    told = {names[key]: value for key, value in decay.items()}
-    norms = {name for name, value in told.items() if value == 0}
-    assert {value for name, value in told.items() if name not in norms} == {1e-4}
+    decay_by_name = {names[key]: value for key, value in decay.items()}
+    norms = {name for name, value in decay_by_name.items() if value == 0}
+    assert {value for name, value in decay_by_name.items() if name not in norms} == {1e-4}
     assert norms == {
         f"{path}.{which}"
         for path, module in detector.named_modules()
@@ -367,17 +370,17 @@ def test_batch_norms_have_no_weight_decay_and_everything_is_learned_once(resnet)
     assert {"roi_heads.box_head.norm.weight", "backbone.1.bias"} <= norms and len(norms) == 26
 
 
-# Where it begins
+# Initial weights
 
 
-def test_the_seed_makes_the_initial_weights_and_nothing_else_does(resnet):
+def test_initial_weights_depend_on_the_seed_only(resnet):
     torch.manual_seed(1)
-    one = build_detector(resnet, 2, recipe=TINY, seed=3).state_dict()
+    one = build_detector(resnet, 2, settings=TINY, seed=3).state_dict()
     torch.manual_seed(2)
     state = torch.get_rng_state()
-    two = build_detector(resnet, 2, recipe=TINY, seed=3).state_dict()
+    two = build_detector(resnet, 2, settings=TINY, seed=3).state_dict()
     assert torch.equal(torch.get_rng_state(), state)
-    other = build_detector(resnet, 2, recipe=TINY, seed=4).state_dict()
+    other = build_detector(resnet, 2, settings=TINY, seed=4).state_dict()
     assert all(torch.equal(value, two[name]) for name, value in one.items())
     drawn = {name for name, value in one.items() if not torch.equal(value, other[name])}
     layers = ("rpn.head.conv.0.0", "rpn.head.cls_logits", "rpn.head.bbox_pred")
@@ -387,11 +390,13 @@ def test_the_seed_makes_the_initial_weights_and_nothing_else_does(resnet):
     }
 
 
-def test_the_backbone_begins_with_the_judged_weights(resnet):
-    detector = build_detector(resnet, 2, recipe=TINY)
-    given = [value for name, value in resnet.state_dict().items() if not name.startswith("layer4")]
+def test_the_backbone_starts_from_the_evaluated_weights(resnet):
+    detector = build_detector(resnet, 2, settings=TINY)
+    evaluated = [
+        value for name, value in resnet.state_dict().items() if not name.startswith("layer4")
+    ]
     taken = list(detector.backbone.state_dict().values())
-    assert len(given) == len(taken) and all(map(torch.equal, given, taken))
+    assert len(evaluated) == len(taken) and all(map(torch.equal, evaluated, taken))
     last, head = resnet.layer4.state_dict(), parts(detector)[1].layer4.state_dict()
     assert all(torch.equal(value, head[name]) for name, value in last.items())
     assert not any(math.isnan(float(v.double().sum())) for v in detector.state_dict().values())

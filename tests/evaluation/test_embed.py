@@ -1,4 +1,4 @@
-"""Embeddings in a file: each row is the right image's, whatever the format."""
+"""Embeddings in a file: each row belongs to its image, in every format."""
 
 import gc
 import os
@@ -17,8 +17,7 @@ from meanshift.evaluation.embed import embed
 from meanshift.models.encoder import Encoder
 from meanshift.models.features import extract_features
 from meanshift.models.weights import Weights
-from meanshift.runtime import files
-from meanshift.runtime.device import pick_precision
+from meanshift.runtime.files import atomic_writer
 
 CPU = torch.device("cpu")
 SUFFIXES = pytest.mark.parametrize("suffix", [".npz", ".parquet"])
@@ -48,9 +47,9 @@ def photos(tmp_path, make_images):
 def read(path):
     """The columns of either format: lists, and the embeddings as an array."""
     if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as held:
-            assert sorted(held.files) == ["embedding", "file", "id", "label", "split"]
-            columns = {name: held[name] for name in held.files}
+        with np.load(path, allow_pickle=False) as arrays:
+            assert sorted(arrays.files) == ["embedding", "file", "id", "label", "split"]
+            columns = {name: arrays[name] for name in arrays.files}
         assert columns["id"].dtype == np.int64
         labels = [label or None for label in columns["label"].tolist()]
         lists = {name: columns[name].tolist() for name in ("file", "id", "split")}
@@ -63,9 +62,8 @@ def read(path):
 
 
 def expected_rows(network, source, image_size=16, **options):
-    precision = pick_precision("auto", CPU)
-    given = {"image_size": image_size, "device": CPU, "precision": precision, **options}
-    return extract_features(network, source, **given).numpy()
+    rows = extract_features(network, source, image_size=image_size, device=CPU, **options)
+    return rows.numpy()
 
 
 def visible(folder):
@@ -78,23 +76,23 @@ def test_names_ids_splits_labels_and_embeddings_are_those_of_the_images(
 ):
     out = tmp_path / "deep" / "er" / f"a{suffix}"
     assert embed(weights, str(photos), out) == (8, 64)
-    held, splits = read(out), open_source(str(photos))
-    assert held["file"] == [
+    columns, splits = read(out), open_source(str(photos))
+    assert columns["file"] == [
         *(f"ant/{index:03d}.jpg" for index in range(3)),
         *(f"bee/{index:03d}.jpg" for index in range(2)),
         "ant/000.jpg",
         *(f"bee/{index:03d}.jpg" for index in range(2)),
     ]
-    assert held["id"] == [0, 1, 2, 3, 4, 0, 1, 2]
-    assert held["split"] == ["train"] * 5 + ["val"] * 3
-    assert held["label"] == ["ant"] * 3 + ["bee"] * 2 + ["ant"] + ["bee"] * 2
+    assert columns["id"] == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert columns["split"] == ["train"] * 5 + ["val"] * 3
+    assert columns["label"] == ["ant"] * 3 + ["bee"] * 2 + ["ant"] + ["bee"] * 2
     expected = [expected_rows(weights.backbone, source) for source in splits.values()]
-    assert held["embedding"].dtype == np.float32
-    assert np.array_equal(held["embedding"], np.concatenate(expected))
+    assert columns["embedding"].dtype == np.float32
+    assert np.array_equal(columns["embedding"], np.concatenate(expected))
     assert visible(out.parent) == [out.name]
 
 
-def test_both_formats_hold_the_same(weights, photos, tmp_path):
+def test_both_formats_contain_the_same(weights, photos, tmp_path):
     for suffix in (".npz", ".parquet"):
         embed(weights, str(photos), tmp_path / f"a{suffix}")
     npz, table = read(tmp_path / "a.npz"), read(tmp_path / "a.parquet")
@@ -108,21 +106,21 @@ def test_arrays_have_numbers_for_names(weights, tmp_path, suffix):
     np.savez(tmp_path / "a.npz", x_train=pixels, y_train=np.arange(300) % 3)
     out = tmp_path / f"out{suffix}"
     assert embed(weights, str(tmp_path / "a.npz"), out) == (300, 64)
-    held = read(out)
-    assert held["file"] == [f"#{index}" for index in range(300)]
-    assert held["label"] == [str(index % 3) for index in range(300)]
+    columns = read(out)
+    assert columns["file"] == [f"#{index}" for index in range(300)]
+    assert columns["label"] == [str(index % 3) for index in range(300)]
     source = open_source(str(tmp_path / "a.npz"))["train"]
-    assert np.array_equal(held["embedding"], expected_rows(weights.backbone, source))
+    assert np.array_equal(columns["embedding"], expected_rows(weights.backbone, source))
 
 
 @SUFFIXES
 def test_many_images_are_written_a_part_at_a_time(weights, photos, tmp_path, suffix, monkeypatch):
-    embed(weights, str(photos), tmp_path / f"whole{suffix}")
+    embed(weights, str(photos), tmp_path / f"complete{suffix}")
     monkeypatch.setattr(module, "_ROWS", 2)
     embed(weights, str(photos), tmp_path / f"parts{suffix}")
-    whole, parts = read(tmp_path / f"whole{suffix}"), read(tmp_path / f"parts{suffix}")
-    assert np.array_equal(whole.pop("embedding"), parts.pop("embedding"))
-    assert whole == parts
+    complete, parts = read(tmp_path / f"complete{suffix}"), read(tmp_path / f"parts{suffix}")
+    assert np.array_equal(complete.pop("embedding"), parts.pop("embedding"))
+    assert complete == parts
     if suffix == ".parquet":
         assert parquet.ParquetFile(tmp_path / "parts.parquet").num_row_groups == 5
 
@@ -148,14 +146,14 @@ def test_a_csv_can_give_the_labels_and_leave_some_out(weights, photos, tmp_path,
 
 
 @SUFFIXES
-def test_the_projectors_output_can_be_had(weights, encoder, photos, tmp_path, suffix):
+def test_the_output_of_the_projector_can_be_chosen(weights, encoder, photos, tmp_path, suffix):
     plain, projected = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
     embed(weights, str(photos), plain)
     assert embed(weights, str(photos), projected, projector=True) == (8, 5)
     network = nn.Sequential(encoder.backbone, encoder.projector)
     train = open_source(str(photos))["train"]
     assert np.array_equal(read(projected)["embedding"][:5], expected_rows(network, train))
-    assert embed(weights, str(photos), plain) == (8, 64)  # the one is not taken for the other
+    assert embed(weights, str(photos), plain) == (8, 64)  # not those of the projector
 
 
 def test_size_and_crop_can_be_chosen(weights, photos, tmp_path):
@@ -174,21 +172,21 @@ def test_an_unreadable_image_has_no_row_and_the_others_keep_their_ids(
     (photos / "train/ant/001.jpg").write_bytes(b"")
     (photos / "val/bee/001.jpg").write_bytes(b"hello")
     out = tmp_path / f"a{suffix}"
-    for _ in range(2):  # from the images, and from the features that are kept
-        with pytest.warns(UserWarning, match="images cannot be read and are left out") as told:
+    for _ in range(2):  # from the images, and from stored features
+        with pytest.warns(UserWarning, match="images cannot be read and are left out") as warned:
             assert embed(weights, str(photos), out) == (6, 64)
-        assert ["1 of 5" in str(w.message) for w in told] == [True, False]
-        assert "1 of 3" in str(told[1].message)
-    held = read(out)
-    assert held["id"] == [0, 2, 3, 4, 0, 1]
-    assert held["split"] == ["train"] * 4 + ["val"] * 2
-    assert held["label"] == ["ant", "ant", "bee", "bee", "ant", "bee"]
+        assert ["1 of 5" in str(w.message) for w in warned] == [True, False]
+        assert "1 of 3" in str(warned[1].message)
+    columns = read(out)
+    assert columns["id"] == [0, 2, 3, 4, 0, 1]
+    assert columns["split"] == ["train"] * 4 + ["val"] * 2
+    assert columns["label"] == ["ant", "ant", "bee", "bee", "ant", "bee"]
     names = ["ant/000.jpg", "ant/002.jpg", "bee/000.jpg", "bee/001.jpg"]
-    assert held["file"] == [*names, "ant/000.jpg", "bee/000.jpg"]
+    assert columns["file"] == [*names, "ant/000.jpg", "bee/000.jpg"]
     train = open_source(str(photos))["train"]
-    with pytest.warns(UserWarning, match="count as gray"):
+    with pytest.warns(UserWarning, match="replaced by gray"):
         expected = expected_rows(weights.backbone, train)
-    assert np.array_equal(held["embedding"][:4], expected[[0, 2, 3, 4]])
+    assert np.array_equal(columns["embedding"][:4], expected[[0, 2, 3, 4]])
 
 
 @SUFFIXES
@@ -200,7 +198,7 @@ def test_a_file_name_that_is_no_unicode_can_be_written(weights, tmp_path, make_i
     assert read(tmp_path / f"a{suffix}")["file"] == ["000.jpg", "caf\\udce9.jpg"]
 
 
-def test_features_are_kept_beside_the_weights_and_used_again(weights, photos, tmp_path):
+def test_features_are_stored_beside_the_weights_and_used_again(weights, photos, tmp_path):
     calls = []
     handle = weights.backbone.register_forward_hook(lambda *_: calls.append(1))
     try:
@@ -214,21 +212,21 @@ def test_features_are_kept_beside_the_weights_and_used_again(weights, photos, tm
 
 
 @pytest.mark.parametrize("mode", [True, False])
-def test_the_weights_are_left_as_they_were(weights, encoder, photos, tmp_path, mode):
+def test_the_weights_do_not_change(weights, encoder, photos, tmp_path, mode):
     encoder.train(mode)
-    before = {name: held.clone() for name, held in encoder.state_dict().items()}
+    before = {name: value.clone() for name, value in encoder.state_dict().items()}
     embed(weights, str(photos), tmp_path / "a.npz", projector=True)
-    assert all(torch.equal(held, before[name]) for name, held in encoder.state_dict().items())
+    assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
     assert all(part.training == mode for part in encoder.modules())
     encoder.eval()
 
 
-# What cannot be
+# What is refused, and what fails
 
 
 def test_without_a_projector_its_output_is_refused(encoder, photos, tmp_path):
     weights = Weights("toy", encoder.backbone, "a toy", 16, tmp_path / "run")
-    with pytest.raises(ValueError, match="a toy: no projector known here; use the backbone"):
+    with pytest.raises(ValueError, match="a toy: has no projector"):
         embed(weights, str(photos), tmp_path / "a.npz", projector=True)
     assert visible(tmp_path) == ["photos"]
 
@@ -261,16 +259,16 @@ def test_when_nothing_can_be_read_there_is_no_file(weights, tmp_path, make_image
     ],
     ids=["full", "stopped"],
 )
-def test_a_file_is_whole_or_not_there(
+def test_a_file_is_complete_or_not_there(
     weights, photos, tmp_path, suffix, old, error, message, monkeypatch
 ):
-    whole_columns, out = module._columns, tmp_path / "out" / f"a{suffix}"
+    columns, out = module._columns, tmp_path / "out" / f"a{suffix}"
     out.parent.mkdir()
     if old is not None:
         out.write_bytes(old)
 
-    def fails(parts):
-        yield next(whole_columns(parts))
+    def fails(splits):
+        yield next(columns(splits))
         raise error
 
     monkeypatch.setattr(module, "_columns", fails)
@@ -287,7 +285,7 @@ def test_a_file_is_whole_or_not_there(
 
 @SUFFIXES
 @pytest.mark.parametrize("room", [0, 1500])
-def test_a_disc_that_fills_up_leaves_nothing_torn(
+def test_a_full_disk_leaves_no_incomplete_file(
     weights, photos, tmp_path, suffix, room, monkeypatch
 ):
     class Full:
@@ -303,15 +301,14 @@ def test_a_disc_that_fills_up_leaves_nothing_torn(
             return self.file.write(content)
 
     out = tmp_path / "out" / f"a{suffix}"
-    embed(weights, str(photos), tmp_path / f"other{suffix}")  # the features are there already
-    whole_file = files.atomic_writer
-    monkeypatch.setattr(module, "whole_file", lambda path: _Wrapped(whole_file(path), Full))
+    embed(weights, str(photos), tmp_path / f"other{suffix}")  # stores the features
+    monkeypatch.setattr(module, "atomic_writer", lambda path: _Wrapped(atomic_writer(path), Full))
     with pytest.raises(OSError, match=r"No space left on device.*make room") as caught:
         embed(weights, str(photos), out)
     assert str(caught.value).startswith(f"{out}: ")
     assert visible(out.parent) == []
     del caught
-    gc.collect()  # here, where pyarrow's writer complains of the disc for the last time
+    gc.collect()  # here pyarrow's writer reports the full disk for the last time
 
 
 class _Wrapped:

@@ -28,9 +28,9 @@ def random_rows(count, dim, seed=0):
     return torch.randn(count, dim, generator=torch.Generator().manual_seed(seed))
 
 
-def cut(name, count):
-    part = open_source("sample")[name]
-    return part.subset(torch.arange(0, len(part), len(part) // count))
+def sample_images(split, count):
+    source = open_source("sample")[split]
+    return source.subset(torch.arange(0, len(source), len(source) // count))
 
 
 def pixels_of(source):
@@ -104,41 +104,43 @@ def test_weighted_votes_and_their_ranking_match_plain_counting(rows):
 
 @pytest.fixture(scope="module")
 def real_features():
-    """What an encoder makes of real images: (training rows, labels, test rows, labels)."""
+    """Features of real images: (training rows, labels, test rows, labels)."""
     torch.manual_seed(0)
     backbone, _ = build_backbone(config.Encoder(name="resnet10", width=0.5))
-    made = []
-    for part in (cut("train", 2000), cut("test", 400)):
-        made += [
+    parts = []
+    for part in (sample_images("train", 2000), sample_images("test", 400)):
+        parts += [
             extract_features(backbone, part, image_size=32, device=torch.device("cpu")),
             part.labels,
         ]
-    return made
+    return parts
 
 
 def test_neighbors_of_real_features_are_those_of_scikit_learn(real_features):
     train, labels, test, truth = real_features
-    slots, similarity = (
+    indices, similarities = (
         torch.cat(parts) for parts in zip(*neighbors(train, test, 20, chunk=150), strict=True)
     )
     theirs = NearestNeighbors(n_neighbors=20, metric="cosine", algorithm="brute")
     distance, expected = theirs.fit(train.double().numpy()).kneighbors(test.double().numpy())
-    np.testing.assert_allclose(1 - similarity.numpy(), distance, atol=2e-6)
-    assert (slots.numpy() == expected).mean() > 0.999  # float32 may swap two that are as near
+    np.testing.assert_allclose(1 - similarities.numpy(), distance, atol=2e-6)
+    # Float32 may swap two that are equally near.
+    assert (indices.numpy() == expected).mean() > 0.999
     for k in (1, 7, 20):
         voted = [winner(labels[row[:k]].tolist()) for row in expected]
-        share = 100 * float((torch.tensor(voted) == truth).double().mean())
+        expected_accuracy = 100 * float((torch.tensor(voted) == truth).double().mean())
         got = knn_accuracy(train, labels, test, truth, ks=[k])[f"{k}-NN"]
-        assert got == pytest.approx(share, abs=0.251)  # at most one of 400 may differ by a swap
+        # At most one of 400 may differ by a swap.
+        assert got == pytest.approx(expected_accuracy, abs=0.251)
 
 
 def test_top_five_counts_the_labels_with_votes_only(real_features):
     train, labels, test, truth = real_features
     got = knn_accuracy(train, labels, test, truth, ks=[3, 20], top5=True)
     assert list(got) == ["3-NN", "20-NN", "20-NN top-5"]
-    slots = torch.cat([slots for slots, _ in neighbors(train, test, 20)])
+    indices = torch.cat([indices for indices, _ in neighbors(train, test, 20)])
     right = 0
-    for row, label in zip(labels[slots].tolist(), truth.tolist(), strict=True):
+    for row, label in zip(labels[indices].tolist(), truth.tolist(), strict=True):
         counts = collections.Counter(row)
         ranked = sorted(counts, key=lambda one: (-counts[one], row.index(one)))
         right += label in ranked[:5]
@@ -148,30 +150,43 @@ def test_top_five_counts_the_labels_with_votes_only(real_features):
 
 @pytest.mark.parametrize("rows", [7, 64, 333, 5000])
 @pytest.mark.parametrize("chunk", [1, 50, 400])
-def test_neighbors_do_not_depend_on_the_parts_in_which_they_are_sought(monkeypatch, rows, chunk):
+def test_neighbors_do_not_depend_on_the_chunks_of_the_search(monkeypatch, rows, chunk):
     train, test = random_rows(1000, 6, 1), random_rows(130, 6, 2)
     expected = [torch.cat(parts) for parts in zip(*neighbors(train, test, 9), strict=True)]
     monkeypatch.setattr(knn, "ROWS", rows)
     got = [torch.cat(parts) for parts in zip(*neighbors(train, test, 9, chunk=chunk), strict=True)]
     assert torch.equal(got[0], expected[0])
-    torch.testing.assert_close(got[1], expected[1], atol=1e-6, rtol=1e-6)
+    assert torch.equal(got[1], expected[1])
 
 
 def test_of_equally_near_images_the_first_is_nearer():
     train = torch.eye(4).repeat(3, 1)[:, [0, 1, 2, 3]]
-    ((slots, similarity),) = neighbors(train, torch.eye(4), 3)
-    assert slots.tolist() == [[i, i + 4, i + 8] for i in range(4)]
-    assert similarity.eq(1).all()
+    ((indices, similarities),) = neighbors(train, torch.eye(4), 3)
+    assert indices.tolist() == [[i, i + 4, i + 8] for i in range(4)]
+    assert similarities.eq(1).all()
 
 
 @pytest.mark.parametrize("dim", [6, 512, 2048])
-def test_of_copies_the_first_is_nearer_wherever_they_stand(dim):
-    """A product of matrices rounds by where a row stands; the order may not."""
+def test_of_copies_the_first_is_nearer_wherever_they_are(dim):
+    """The rounding of a matrix product depends on the row; the order may not."""
     train = random_rows(5000, dim, 1)
     train[-13:] = train[:13]
     train[2500:2513] = train[:13]
-    ((slots, _),) = neighbors(train, train[:13], 3)
-    assert slots.tolist() == [[i, 2500 + i, 4987 + i] for i in range(13)]
+    ((indices, _),) = neighbors(train, train[:13], 3)
+    assert indices.tolist() == [[i, 2500 + i, 4987 + i] for i in range(13)]
+
+
+@pytest.mark.parametrize("rows", [1000, 65_536])
+def test_of_many_copies_the_first_are_nearer(monkeypatch, rows):
+    """More copies than neighbors, in one part of the search and in several."""
+    monkeypatch.setattr(knn, "ROWS", rows)
+    train = random_rows(3000, 512, 1)
+    copies = torch.arange(7, 3000, 30)
+    train[copies] = train[7].clone()
+    query = train[7] + 0.1 * random_rows(5, 512, 2)
+    ((indices, similarities),) = neighbors(train, query, 20)
+    assert indices.tolist() == [copies[:20].tolist()] * 5
+    assert (similarities == similarities[:, :1]).all()
 
 
 @pytest.mark.parametrize("temperature", [0.001, 0.07])
@@ -195,7 +210,7 @@ def test_memory_is_set_by_the_chunk():
     """20,000 x 100,000 similarities would be 8 GB; the search may add 300 MB."""
     code = """
 import resource, torch
-from meanshift.evaluate.knn import neighbors
+from meanshift.evaluation.knn import neighbors
 train, test = torch.randn(100_000, 64), torch.randn(20_000, 64)
 list(neighbors(train[:5000], test[:3000], 20))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -233,7 +248,7 @@ def test_accuracy_matches_brute_force(seed, size, dim, classes, chunk, data):
 
 
 def test_accuracy_matches_scikit_learn_on_the_sample():
-    train, test = cut("train", 1000), cut("test", 200)
+    train, test = sample_images("train", 1000), sample_images("test", 200)
     mean = pixels_of(train).mean(0)
     features = [(pixels_of(part) - mean).flatten(1) for part in (train, test)]
     animal = [((part.labels >= 2) & (part.labels <= 7)).long() for part in (train, test)]
@@ -255,7 +270,7 @@ def clusters(count, seed):
     return torch.eye(10)[labels] * 5 + 0.3 * random_rows(count, 10, seed), labels
 
 
-def test_separable_classes_are_told_apart_and_shuffled_ones_are_not():
+def test_separable_classes_are_recognized_and_shuffled_ones_are_not():
     (train, labels), (test, truth) = clusters(1000, 0), clusters(500, 1)
     assert knn_accuracy(train, labels, test, truth) == {"1-NN": 100, "20-NN": 100}
     shuffled = labels[torch.randperm(1000, generator=torch.Generator().manual_seed(0))]
@@ -290,11 +305,11 @@ def test_a_class_that_training_lacks_is_always_wrong():
 # The monitor
 
 
-def test_the_monitor_judges_the_backbone_it_is_given():
-    train, held = cut("train", 500), cut("test", 100)
-    features = [normalize(pixels_of(part)).flatten(1) for part in (train, held)]
-    expected = knn_accuracy(features[0], train.labels, features[1], held.labels)
-    monitor = KNNMonitor(train, held, image_size=32)
+def test_the_monitor_evaluates_the_backbone_it_gets():
+    train, validation = sample_images("train", 500), sample_images("test", 100)
+    features = [normalize(pixels_of(part)).flatten(1) for part in (train, validation)]
+    expected = knn_accuracy(features[0], train.labels, features[1], validation.labels)
+    monitor = KNNMonitor(train, validation, image_size=32)
     assert monitor(nn.Flatten()) == expected
     assert 15 < expected["20-NN"] < 60
     blind = nn.Sequential(nn.AvgPool2d(32), nn.Flatten())
@@ -302,13 +317,13 @@ def test_the_monitor_judges_the_backbone_it_is_given():
 
 
 def test_the_monitor_takes_a_fixed_part_of_a_large_set():
-    train, held = cut("train", 500), cut("test", 100)
-    parts = [KNNMonitor(train, held, image_size=32, most=50).train for _ in range(2)]
+    train, validation = sample_images("train", 500), sample_images("test", 100)
+    parts = [KNNMonitor(train, validation, image_size=32, max_images=50).train for _ in range(2)]
     titles = [[part.title(index) for index in range(len(part))] for part in parts]
     assert titles[0] == titles[1]
     assert len(set(titles[0])) == 50
     assert len(parts[0].labels.unique()) >= 8
-    assert len(KNNMonitor(train, held, image_size=32, most=500).train) == 500
+    assert len(KNNMonitor(train, validation, image_size=32, max_images=500).train) == 500
 
 
 def test_the_monitor_leaves_out_a_k_that_a_tiny_set_cannot_have():

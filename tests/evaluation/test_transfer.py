@@ -1,4 +1,4 @@
-"""Linear transfer: chosen on validation, refit on both, the test images looked at once."""
+"""Linear transfer: chosen on validation, refit on both, the test images used once."""
 
 import json
 import re
@@ -25,15 +25,15 @@ def source(labels):
 
 
 class Stub(EncoderContext):
-    """Stands for weights whose features are given; tells which part was asked for when."""
+    """A context with given features."""
 
     def __init__(self, *features):
         super().__init__(load_weights("pixels"), image_size=8, device="cpu")
-        self.features = features
+        self.rows = features
 
-    def parts(self, *sources, **how):
-        assert how == {"resize": 8, "bicubic": True}
-        return [FeatureSet(one, rows) for one, rows in zip(sources, self.features, strict=True)]
+    def features_of_parts(self, *sources, **options):
+        assert options == {"resize": 8, "bicubic": True}
+        return [FeatureSet(one, rows) for one, rows in zip(sources, self.rows, strict=True)]
 
 
 @pytest.fixture
@@ -49,34 +49,34 @@ def noisy():
     return parts, labels
 
 
-def task(labels, measure="top-1"):
-    return Task("made", "Made up", *map(source, labels), measure, "as made")
+def task(labels, metric="top-1"):
+    return Task("made", "Made up", *map(source, labels), metric, "as made")
 
 
-@pytest.mark.parametrize("measure", ["top-1", "mean per class"])
-def test_the_measures_are_scikit_learns(measure):
+@pytest.mark.parametrize("metric", ["top-1", "mean per class"])
+def test_the_metrics_are_scikit_learns(metric):
     truth = torch.tensor([0] * 50 + [1] * 5 + [3] * 10)
-    guessed = truth.clone()
-    guessed[[0, 1, 50, 51, 55]] = 2
-    theirs = accuracy_score if measure == "top-1" else balanced_accuracy_score
-    with pytest.warns(UserWarning, match="not in y_true") if measure != "top-1" else nothing():
-        expected = 100 * theirs(truth, guessed)
-    assert transfer.accuracy(guessed, truth, measure) == pytest.approx(expected)
+    predicted = truth.clone()
+    predicted[[0, 1, 50, 51, 55]] = 2
+    theirs = accuracy_score if metric == "top-1" else balanced_accuracy_score
+    with pytest.warns(UserWarning, match="not in y_true") if metric != "top-1" else no_warning():
+        expected = 100 * theirs(truth, predicted)
+    assert transfer.accuracy(predicted, truth, metric) == pytest.approx(expected)
 
 
-def nothing():
+def no_warning():
     from contextlib import nullcontext
 
     return nullcontext()
 
 
-@pytest.mark.parametrize("measure", ["top-1", "mean per class"])
-def test_the_penalty_is_the_best_on_validation_and_the_layer_is_fitted_to_both(noisy, measure):
+@pytest.mark.parametrize("metric", ["top-1", "mean per class"])
+def test_the_penalty_is_the_best_on_validation_and_the_layer_is_fitted_to_both(noisy, metric):
     parts, labels = noisy
-    result = transfer.evaluate(Stub(*parts), task(labels, measure))
+    result = transfer.evaluate(Stub(*parts), task(labels, metric))
     train, val, test = (torch.tensor(part) for part in labels)
     found = [
-        transfer.accuracy(layer(parts[1]), val, measure)
+        transfer.accuracy(layer(parts[1]), val, metric)
         for layer in LogisticRegression(parts[0], train, classes=3).path()
     ]
     best = found.index(max(found))  # the strongest of equals
@@ -84,10 +84,10 @@ def test_the_penalty_is_the_best_on_validation_and_the_layer_is_fitted_to_both(n
     assert result.settings["penalty"] == PENALTIES[best]
     assert result.settings["validation by penalty"] == pytest.approx(found)
     both = LogisticRegression(torch.cat(parts[:2]), torch.cat([train, val]), classes=3)
-    expected = transfer.accuracy(both.fit(PENALTIES[best])(parts[2]), test, measure)
-    assert result.figures == {measure: pytest.approx(expected)}
+    expected = transfer.accuracy(both.fit(PENALTIES[best])(parts[2]), test, metric)
+    assert result.metrics == {metric: pytest.approx(expected)}
     alone = LogisticRegression(parts[0], train, classes=3).fit(PENALTIES[best])
-    assert expected != transfer.accuracy(alone(parts[2]), test, measure)
+    assert expected != transfer.accuracy(alone(parts[2]), test, metric)
 
 
 def test_the_test_images_choose_nothing(noisy):
@@ -96,43 +96,45 @@ def test_the_test_images_choose_nothing(noisy):
     other = transfer.evaluate(Stub(*parts), task([*labels[:2], labels[2][::-1]]))
     chosen = ("penalty", "validation", "validation by penalty", "loss")
     assert all(one.settings[name] == other.settings[name] for name in chosen)
-    assert one.figures != other.figures
+    assert one.metrics != other.metrics
 
 
 def test_a_class_that_only_the_test_images_have_is_only_wrong(noisy):
     parts, labels = noisy
     strange = [*labels[:2], [3] * 9 + labels[2][9:]]
-    whole, less = (transfer.evaluate(Stub(*parts), task(held)) for held in (labels, strange))
-    assert less.figures["top-1"] < whole.figures["top-1"]
+    before, after = (
+        transfer.evaluate(Stub(*parts), task(part_labels)) for part_labels in (labels, strange)
+    )
+    assert after.metrics["top-1"] < before.metrics["top-1"]
 
 
-def test_all_together_is_one_figure_each_and_their_mean(noisy):
+def test_the_summary_has_one_metric_per_dataset_and_their_mean(noisy):
     parts, labels = noisy
     one = transfer.evaluate(Stub(*parts), task(labels))
     other = transfer.evaluate(Stub(*parts), task(labels, "mean per class"))
-    whole = transfer.together({"a": one, "b": other})
-    top, mean = one.figures["top-1"], other.figures["mean per class"]
-    assert whole.figures == pytest.approx({"a": top, "b": mean, "mean": (top + mean) / 2})
-    assert whole.settings["measures"] == {"a": "top-1", "b": "mean per class"}
+    summary = transfer.summarize({"a": one, "b": other})
+    top, mean = one.metrics["top-1"], other.metrics["mean per class"]
+    assert summary.metrics == pytest.approx({"a": top, "b": mean, "mean": (top + mean) / 2})
+    assert summary.settings["metrics"] == {"a": "top-1", "b": "mean per class"}
 
 
 def test_labels_far_apart_and_strange_ones_cost_nothing(noisy):
     parts, labels = noisy
     plain = transfer.evaluate(Stub(*parts), task(labels))
     apart = [[400_000 * label + 7 for label in part] for part in labels]
-    assert transfer.evaluate(Stub(*parts), task(apart)).figures == plain.figures
+    assert transfer.evaluate(Stub(*parts), task(apart)).metrics == plain.metrics
     with pytest.raises(ValueError, match=r"a label is 2000000, .*need classes numbered from 0"):
         source([0, 1, 2_000_000])
 
 
 @pytest.mark.parametrize(("gone", "refused"), [(1, False), (2, True)])
-def test_many_unreadable_images_make_no_figure(gone, refused):
+def test_many_unreadable_images_are_refused(gone, refused):
     random = torch.Generator().manual_seed(0)
     labels = [0, 1] * 60
     rows = torch.randn(120, 4, generator=random) + torch.tensor(labels)[:, None]
 
     class Some(Stub):
-        def parts(self, *sources, **_):
+        def features_of_parts(self, *sources, **_):
             read = [
                 one.subset(torch.arange(len(one) - gone * (one is sources[2]))) for one in sources
             ]
@@ -140,31 +142,31 @@ def test_many_unreadable_images_make_no_figure(gone, refused):
 
     made = task([labels, labels, labels])
     if refused:
-        with pytest.raises(ValueError, match=r"made: 2 of 120 images of test cannot be read; .*1%"):
+        with pytest.raises(ValueError, match=r"made, test: 2 of 120 images cannot be read; .*1%"):
             transfer.evaluate(Some(), made)
     else:
         assert transfer.evaluate(Some(), made).card["unreadable"] == 1
 
 
-def test_the_card_of_all_has_splits_and_sizes_of_each(noisy):
+def test_the_card_of_the_summary_has_splits_and_sizes_of_each(noisy):
     parts, labels = noisy
     one = transfer.evaluate(Stub(*parts), task(labels))
-    some = transfer.together({"made": one, "other": one})
+    some = transfer.summarize({"made": one, "other": one})
     assert some.name == "transfer-of-made-other" and some.card["data"] == "made, other"
-    told = some.card["datasets"]["made"]
-    assert told["sizes"] == {"train": 60, "val": 45, "test": 90} and told["split"] == "as made"
-    assert transfer.together(dict.fromkeys(NAMES, one)).name == "transfer"
-    assert transfer.together(dict.fromkeys(NAMES[:6], one)).name == "transfer-of-6"
+    card = some.card["datasets"]["made"]
+    assert card["sizes"] == {"train": 60, "val": 45, "test": 90} and card["split"] == "as made"
+    assert transfer.summarize(dict.fromkeys(NAMES, one)).name == "transfer"
+    assert transfer.summarize(dict.fromkeys(NAMES[:6], one)).name == "transfer-of-6"
 
 
 # The paper
 
 
 def test_the_papers_rows_have_the_papers_means():
-    """The paper prints them; a slip in one of a hundred figures would show."""
-    told = [78.9, 74.0, 74.2, 79.2, 79.2, 74.3, 72.6, 75.8, 75.5, 76.3]
-    means = [row["mean"] for row in transfer.beside(list(NAMES)).values()]
-    assert means == pytest.approx(told, abs=0.061)
+    """The paper prints them; a typing error in one of a hundred numbers would show."""
+    printed = [78.9, 74.0, 74.2, 79.2, 79.2, 74.3, 72.6, 75.8, 75.5, 76.3]
+    means = [row["mean"] for row in transfer.paper_rows(list(NAMES)).values()]
+    assert means == pytest.approx(printed, abs=0.061)
 
 
 def test_the_document_has_the_same_rows():
@@ -174,20 +176,15 @@ def test_the_document_has_the_same_rows():
         assert re.search(cells, text), row
 
 
-def test_rows_beside_ours_have_a_mean_only_over_the_same_datasets():
-    assert transfer.beside(["cifar10", "pets"])["MSF, 200"] == pytest.approx(
+def test_rows_of_the_paper_have_a_mean_only_over_the_same_datasets():
+    assert transfer.paper_rows(["cifar10", "pets"])["MSF, 200"] == pytest.approx(
         {"cifar10": 92.0, "pets": 89.2, "mean": 90.6}
     )
-    assert transfer.beside(["pets", "pollen"])["MSF, 200"] == {"pets": 89.2}
-    assert transfer.beside(["pollen"]) == {}
+    assert transfer.paper_rows(["pets", "pollen"])["MSF, 200"] == {"pets": 89.2}
+    assert transfer.paper_rows(["pollen"]) == {}
 
 
 # Features
-
-
-@pytest.fixture
-def judged(tmp_path):
-    return EncoderContext(load_weights("pixels"), home=tmp_path / "out")
 
 
 @pytest.fixture
@@ -209,13 +206,13 @@ def run(call, tmp_path, make_images):
         "--train.device cpu --train.epochs 1 --optim.warmup_epochs 0 --data.workers 0 "
         "--train.snapshots 0"
     )
-    given = ("--data", tmp_path / "few", "--out", tmp_path / "run", *tiny.split())
-    code, _, err = call("pretrain", "small", *given)
+    options = ("--data", tmp_path / "few", "--out", tmp_path / "run", *tiny.split())
+    code, _, err = call("pretrain", "small", *options)
     assert code == 0, err
     return tmp_path / "run"
 
 
-def test_features_are_those_of_the_other_evaluations(run, colors, call):
+def test_features_are_shared_with_the_other_protocols(run, colors, call):
     assert call("evaluate", "knn", run, "--data", colors, "--ks", 1)[0] == 0
     files = {file: file.stat().st_mtime_ns for file in (run / "features").glob("*.npy")}
     assert len(files) == 2  # of train, from which validation is drawn, and of test
@@ -223,38 +220,16 @@ def test_features_are_those_of_the_other_evaluations(run, colors, call):
     assert {file: file.stat().st_mtime_ns for file in (run / "features").glob("*.npy")} == files
 
 
-def test_parts_are_rows_of_their_whole_without_the_unreadable(tmp_path, make_images):
-    root = make_images(tmp_path / "photos", {"a": 10, "b": 10, "c": 10})
-    (root / "b" / "003.jpg").write_bytes(b"torn")
-    held = task_from_source("photos", str(root))
-    judged = EncoderContext(load_weights("pixels"), home=tmp_path / "out", image_size=16)
-    with pytest.warns(UserWarning, match=r"1 of 30 images cannot be read .*b/003.jpg"):
-        parts = judged.parts(held.train, held.val, held.test, resize=16, bicubic=True)
-    assert sum(len(part.source) for part in parts) == 29
-    for part in parts:
-        again = EncoderContext(load_weights("pixels"), home=tmp_path / "again", image_size=16)
-        alone = again.part(part.source, resize=16, bicubic=True)
-        assert torch.equal(alone.features, part.features)
-        assert alone.labels.tolist() == part.labels.tolist()
-
-
-def test_a_small_part_of_a_large_whole_is_extracted_alone(tmp_path):
-    whole = ArraySource(np.zeros((100, 32, 32, 3), np.uint8), np.arange(100) % 2, name="large")
-    judged = EncoderContext(load_weights("pixels"), home=tmp_path)
-    judged.parts(whole.subset(torch.arange(5)), whole.subset(torch.arange(5, 9)))
-    sizes = [len(np.load(file)) for file in (tmp_path / "features").glob("*.npy")]
-    assert sorted(sizes) == [4, 5]
-
-
 def test_bicubic_is_another_file_of_features_unless_nothing_is_resized(tmp_path, make_images):
-    judged = EncoderContext(load_weights("pixels"), home=tmp_path / "out", image_size=32)
+    context = EncoderContext(load_weights("pixels"), output_dir=tmp_path / "out", image_size=32)
     as_is = ArraySource(np.zeros((4, 32, 32, 3), np.uint8), np.zeros(4, np.int64), name="as is")
-    for how in ({}, {"resize": 32, "bicubic": True}):
-        judged.part(as_is, **how)
+    for options in ({}, {"resize": 32, "bicubic": True}):
+        context.features(as_is, **options)
     files = tmp_path / "out" / "features"
     assert len(list(files.glob("*.npy"))) == 1
     photos = task_from_source("photos", str(make_images(tmp_path / "p", {"a": 6, "b": 6}))).train
-    one, other = judged.part(photos), judged.part(photos, resize=36, bicubic=True)
+    one = context.features(photos)
+    other = context.features(photos, resize=36, bicubic=True)
     assert len(list(files.glob("*.npy"))) == 3
     assert not torch.equal(one.features, other.features)
 
@@ -277,35 +252,35 @@ def test_all_ten_from_their_own_layouts_to_the_table_and_the_cards(ten, tmp_path
     assert header.split() == [*NAMES, "mean"]
     assert ours.split()[0] == "pixels" and len(ours.split()) == 12
     assert len(paper) == len(transfer.PAPER) + 1 and "ResNet-50 at 224" in paper[-1]
-    assert "not judged" not in err
+    assert "not evaluated" not in err
     results = tmp_path / "o" / "results"
-    whole = json.loads((results / "transfer.json").read_text())
+    summary = json.loads((results / "transfer.json").read_text())
     for name in NAMES:
-        told = json.loads((results / f"transfer-{name}.json").read_text())
+        result = json.loads((results / f"transfer-{name}.json").read_text())
         entry = open_task(name, ten)
-        assert list(told["figures"]) == [entry.metric]
-        assert whole["figures"][name] == told["figures"][entry.metric]
-        card = told["card"]
+        assert list(result["metrics"]) == [entry.metric]
+        assert summary["metrics"][name] == result["metrics"][entry.metric]
+        card = result["card"]
         assert card["sizes"] == {"train": 18, "val": 6, "test": 12} and card["unreadable"] == 0
         assert card["split"] == entry.split and card["data"] == entry.title
         assert card["weights"] and card["versions"] and card["date"] and "bicubic" in card["resize"]
-    figures = [whole["figures"][name] for name in NAMES]
-    assert whole["figures"]["mean"] == pytest.approx(sum(figures) / 10)
-    assert max(figures) == 100  # an image's color tells its class
+    values = [summary["metrics"][name] for name in NAMES]
+    assert summary["metrics"]["mean"] == pytest.approx(sum(values) / 10)
+    assert max(values) == 100  # the color of an image shows its class
 
 
-def test_what_is_missing_is_named_and_the_others_are_judged(ten, tmp_path, call):
+def test_what_is_missing_is_named_and_the_others_are_evaluated(ten, tmp_path, call):
     (ten / "dtd").rename(ten / "elsewhere")
-    given = ("--root", ten, "--only", "dtd,pets", "--out", tmp_path / "o")
-    code, out, err = call("evaluate", "transfer", "pixels", *given)
+    options = ("--root", ten, "--only", "dtd,pets", "--out", tmp_path / "o")
+    code, out, err = call("evaluate", "transfer", "pixels", *options)
     assert code == 0 and "pets" in out and "dtd" not in out
-    assert "not judged" in err and "dtd-r1.0.1.tar.gz" in err and str(ten / "dtd" / "dtd") in err
+    assert "not evaluated" in err and "dtd-r1.0.1.tar.gz" in err and str(ten / "dtd" / "dtd") in err
 
 
 def test_a_damaged_copy_stops_before_any_work(ten, tmp_path, call):
     (ten / "flowers-102" / "setid.mat").write_bytes(b"torn")
-    given = ("--root", ten, "--only", "pets", "flowers102", "--out", tmp_path / "o")
-    code, out, err = call("evaluate", "transfer", "pixels", *given)
+    options = ("--root", ten, "--only", "pets", "flowers102", "--out", tmp_path / "o")
+    code, out, err = call("evaluate", "transfer", "pixels", *options)
     assert code == 2 and not out and "flowers102" in err and "damaged" in err
     assert not (tmp_path / "o").exists()
 
@@ -335,9 +310,9 @@ def test_several_weights_stand_below_each_other(run, colors, call, tmp_path, mon
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("words", "message"),
     [
-        ((), r"say --root FOLDER"),
+        ((), r"type --root FOLDER"),
         (("--root", "nowhere"), r"--root: nowhere is no folder"),
         (
             ("--root", ".", "--only", "cifar10,flowers"),
@@ -349,14 +324,14 @@ def test_several_weights_stand_below_each_other(run, colors, call, tmp_path, mon
         (("--add", "mine=nowhere.npz"), r"nowhere.npz: nothing there"),
     ],
 )
-def test_mistakes_are_told_with_what_to_type(given, message, call, tmp_path, monkeypatch):
+def test_mistakes_are_named_with_what_to_type(words, message, call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, out, err = call("evaluate", "transfer", "pixels", *given)
+    code, out, err = call("evaluate", "transfer", "pixels", *words)
     assert code == 2 and not out and re.search(message, err), err
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("words", "message"),
     [
         (
             "transfer pixels --root . --data sample",
@@ -369,12 +344,12 @@ def test_mistakes_are_told_with_what_to_type(given, message, call, tmp_path, mon
         ("transfer detect pixels --root .", "a --root of their own each: type two commands"),
     ],
 )
-def test_an_option_that_nothing_reads_is_refused(given, message, call):
-    code, out, err = call("evaluate", *given.split())
+def test_an_option_that_nothing_reads_is_refused(words, message, call):
+    code, out, err = call("evaluate", *words.split())
     assert code == 2 and not out and re.search(message, err), err
 
 
-def test_a_root_is_for_those_that_have_one(call):
+def test_a_root_is_for_protocols_that_have_one(call):
     code, _, err = call("evaluate", "knn", "pixels", "--data", "sample", "--root", ".")
     assert code == 2 and "--root: is for transfer, detect; got knn" in err
 

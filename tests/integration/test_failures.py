@@ -40,9 +40,6 @@ from tests.support.processes import (
 
 pytestmark = pytest.mark.xdist_group("failures")
 
-LAYOUTS = [pytest.param("replicated", marks=pytest.mark.slow), "sharded"]
-
-
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     return make_photos(tmp_path_factory.mktemp("photos") / "photos")
@@ -117,7 +114,8 @@ def step_of(out):
 # Killed
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["sharded", "replicated"])
 def test_torchrun_restarts_what_was_killed_and_it_ends_in_the_same_bits(
     command, whole, tmp_path, layout
 ):
@@ -139,11 +137,11 @@ def test_what_killed_processes_left_in_the_store_is_not_read_after_a_restart(lat
 
         def come(rank, attempt=attempt, came=came):
             own = TCPStore("127.0.0.1", store.port, is_master=False, timeout=short)
-            came[rank] = distributed._of_this_start(own, rank, 2, 10.0)
+            came[rank] = distributed._fresh_store(own, rank, 2, 10.0)
             came[rank].set(f"from/{rank}", str(attempt))
 
         if attempt == 1:  # only the second comes, asks, and is killed
-            store.set("asks/1", "dead")
+            store.set("request/1", "dead")
             continue
         both = [threading.Thread(target=come, args=(rank,)) for rank in (1 - late, late)]
         for one in both:
@@ -197,6 +195,7 @@ def test_a_process_that_hangs_is_named_and_the_run_can_be_continued(
     assert_same(outcome(out), whole(2))
 
 
+@pytest.mark.slow
 def test_a_first_process_that_hangs_is_named_too(command, halfway, tmp_path):
     out = halfway()
     output = hang(0, command(out), out, tmp_path)
@@ -293,6 +292,7 @@ def test_sigterm_to_all_twice_within_a_second_still_saves(command, halfway, tmp_
     assert f"stopped and saved at step {step_of(out)};" in group.output_of(0)
 
 
+@pytest.mark.slow
 def test_sigterm_to_torchrun_saves_its_workers(command, halfway, tmp_path):
     out = halfway()
     with torchrun(2, command(out), tmp_path) as launcher:

@@ -1,4 +1,4 @@
-"""Backbones against torchvision's own, their stems and widths, and heads by the authors' rule."""
+"""Backbones against torchvision's, their stems and widths, and heads by the authors' rule."""
 
 import pytest
 import torch
@@ -6,14 +6,21 @@ from torch import nn
 from torchvision import models
 
 from meanshift import config
-from meanshift.methods import build
-from meanshift.models.encoder import Encoder, build_backbone, memory_format, mlp
+from meanshift.methods import BuildContext, MeanShift
+from meanshift.models.encoder import (
+    Encoder,
+    build_backbone,
+    memory_format,
+    mlp,
+    mlp_from_state,
+    resnet_from_shapes,
+)
 
 RESNETS = ["resnet18", "resnet34", "resnet50", "resnet101"]
 
 
 def meta_encoder(name, *, image_size=224, dim=0, **settings):
-    """An encoder whose weights take neither memory nor time."""
+    """An encoder on the meta device, without memory for its weights."""
     with torch.device("meta"):
         return Encoder(config.Encoder(name=name, **settings), image_size=image_size, dim=dim)
 
@@ -22,8 +29,8 @@ def meta_images(size, count=2):
     return torch.empty(count, 3, size, size, device="meta")
 
 
-def spatial(backbone, size):
-    """Side of the feature map behind the stem and behind the last stage."""
+def map_sides(backbone, size):
+    """The sides of the feature maps after the stem and after the last stage."""
     stem = backbone.maxpool(backbone.relu(backbone.bn1(backbone.conv1(meta_images(size)))))
     last = stem
     for stage in (backbone.layer1, backbone.layer2, backbone.layer3, backbone.layer4):
@@ -45,8 +52,8 @@ def test_full_resnets_are_torchvisions_layer_for_layer(name):
     with torch.device("meta"):
         theirs = models.get_model(name, weights=None)
     assert [x for x in leaves(ours) if x[0] != "fc"] == [x for x in leaves(theirs) if x[0] != "fc"]
-    wanted = {k: v.shape for k, v in theirs.state_dict().items() if not k.startswith("fc.")}
-    assert {k: v.shape for k, v in ours.state_dict().items()} == wanted
+    expected = {k: v.shape for k, v in theirs.state_dict().items() if not k.startswith("fc.")}
+    assert {k: v.shape for k, v in ours.state_dict().items()} == expected
 
 
 def test_with_torchvisions_weights_the_features_are_torchvisions():
@@ -61,23 +68,23 @@ def test_with_torchvisions_weights_the_features_are_torchvisions():
 
 
 @pytest.mark.parametrize(
-    ("stem", "behind_stem", "behind_all"),
+    ("stem", "after_stem", "after_all"),
     [("imagenet", 8, 1), ("small", 32, 4), ("small-stride2", 16, 2)],
 )
-def test_stems_by_the_size_of_their_maps(stem, behind_stem, behind_all):
+def test_stems_by_the_size_of_their_maps(stem, after_stem, after_all):
     backbone = meta_encoder("resnet18", stem=stem).backbone
-    assert spatial(backbone, 32) == (behind_stem, behind_all)
+    assert map_sides(backbone, 32) == (after_stem, after_all)
     kernel = 7 if stem == "imagenet" else 3
     assert backbone.conv1.kernel_size == (kernel, kernel)
 
 
 @pytest.mark.parametrize("stem", ["imagenet", "small"])
-def test_the_first_layer_begins_as_torchvisions_do(stem):
+def test_the_first_layer_is_initialized_like_torchvisions(stem):
     torch.manual_seed(0)
     backbone, _ = build_backbone(config.Encoder(name="resnet10", stem=stem))
     kernel = backbone.conv1.kernel_size[0]
-    wanted = (2 / (64 * kernel**2)) ** 0.5
-    assert float(backbone.conv1.weight.detach().std()) == pytest.approx(wanted, rel=0.1)
+    expected = (2 / (64 * kernel**2)) ** 0.5
+    assert float(backbone.conv1.weight.detach().std()) == pytest.approx(expected, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -99,11 +106,12 @@ def test_width_scales_the_channels(name, width, features):
     assert encoder.backbone.conv1.out_channels == max(8, 64 * width)
 
 
-def test_odd_widths_keep_channels_in_eights():
+def test_channels_are_multiples_of_eight_for_odd_widths():
     convolutions = [
         m for m in meta_encoder("resnet18", width=0.3).modules() if isinstance(m, nn.Conv2d)
     ]
-    assert convolutions and all(m.out_channels % 8 == 0 for m in convolutions)
+    assert convolutions
+    assert all(m.out_channels % 8 == 0 for m in convolutions)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +121,8 @@ def test_odd_widths_keep_channels_in_eights():
 def test_heads_by_the_authors_rule(name, features, hidden, dim):
     encoder = meta_encoder(name)
     with torch.device("meta"):
-        method = build(config.Method(name="byol-asym", k=1), encoder, seed=0)
+        context = BuildContext(encoder=lambda **_: encoder)
+        method = MeanShift.build(config.BYOLAsym(), context)
     assert (encoder.features, encoder.hidden, encoder.dim) == (features, hidden, dim)
     assert sizes(encoder.projector) == [(features, hidden), (hidden, dim)]
     assert sizes(method.predictor) == [(dim, hidden), (hidden, dim)]
@@ -122,13 +131,15 @@ def test_heads_by_the_authors_rule(name, features, hidden, dim):
 def test_a_head_is_linear_norm_relu_linear_with_biases():
     head = mlp(6, 12, 3)
     assert [type(layer) for layer in head] == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear]
-    assert head[0].bias is not None and head[3].bias is not None
+    assert head[0].bias is not None
+    assert head[3].bias is not None
     assert head[1].num_features == 12
 
 
 def test_the_embedding_can_have_another_size():
     encoder = meta_encoder("resnet18", stem="small", dim=48)
-    assert encoder.dim == 48 and encoder(meta_images(32)).shape == (2, 48)
+    assert encoder.dim == 48
+    assert encoder(meta_images(32)).shape == (2, 48)
 
 
 @pytest.mark.parametrize(
@@ -156,12 +167,12 @@ def test_torchvision_backbones_are_accepted(name, features):
     assert encoder(meta_images(224)).shape == (2, features // 4)
 
 
-def test_a_vision_transformer_takes_the_size_of_the_views():
+def test_a_vision_transformer_is_built_for_the_size_of_the_views():
     encoder = meta_encoder("vit_b_16", image_size=64)
     assert encoder(meta_images(64)).shape == (2, 192)
 
 
-def test_a_size_that_does_not_suit_a_transformer_is_a_users_mistake():
+def test_an_image_size_that_is_no_multiple_of_the_patch_size_is_refused():
     with pytest.raises(ValueError, match=r"image_size.*100|100.*image_size"):
         meta_encoder("vit_b_16", image_size=100)
 
@@ -174,7 +185,7 @@ def test_an_unknown_name_suggests_a_known_one(typed, meant):
         build_backbone(config.Encoder(name=typed))
 
 
-def test_a_name_like_no_other_still_gets_advice():
+def test_an_unknown_name_unlike_any_other_suggests_a_resnet():
     with pytest.raises(ValueError, match="resnet18 or resnet50"):
         build_backbone(config.Encoder(name="qqqq"))
 
@@ -185,11 +196,58 @@ def test_stem_and_width_of_anything_but_a_resnet_are_refused(settings):
         build_backbone(config.Encoder(name="convnext_tiny", **settings))
 
 
-def test_a_backbone_without_a_linear_end_is_refused_clearly():
+def test_a_backbone_without_a_linear_classifier_is_refused():
     with torch.device("meta"), pytest.raises(ValueError, match="squeezenet1_0 does not end"):
         build_backbone(config.Encoder(name="squeezenet1_0"))
 
 
-def test_channels_last_only_where_there_are_convolutions():
+def test_channels_last_is_for_convolutional_networks():
     assert memory_format(meta_encoder("resnet18")) == torch.channels_last
     assert memory_format(mlp(4, 8, 2)) == torch.contiguous_format
+
+
+HEADS = {
+    "MSF and BYOL": lambda: mlp(6, 12, 3),
+    "linear": lambda: nn.Sequential(nn.Linear(6, 3)),
+    "MoCo v2": lambda: nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)),
+    "SimSiam": lambda: nn.Sequential(
+        *(nn.Linear(6, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU()),
+        *(nn.Linear(6, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU()),
+        *(nn.Linear(6, 3), nn.BatchNorm1d(3, affine=False)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_is_rebuilt_from_its_state(name):
+    torch.manual_seed(0)
+    head = HEADS[name]()
+    features = torch.randn(8, 6)
+    head(features)  # moves the statistics of the batch norms
+    rebuilt = mlp_from_state(head.state_dict())
+    assert torch.equal(rebuilt.eval()(features), head.eval()(features))
+
+
+NO_HEADS = {
+    "nothing": {},
+    "names": nn.ModuleDict({"first": nn.Linear(6, 3)}).state_dict(),
+    "a convolution": nn.Sequential(nn.Linear(6, 6), nn.Conv2d(6, 3, 1)).state_dict(),
+    "a layer norm": nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6)).state_dict(),
+    "widths that do not fit": nn.Sequential(nn.Linear(6, 5), nn.Linear(6, 3)).state_dict(),
+    "no weights": nn.Sequential(nn.Linear(6, 3)).state_dict() | {"2.scale": torch.ones(3)},
+}
+
+
+@pytest.mark.parametrize("name", NO_HEADS)
+def test_the_state_of_other_layers_is_no_head(name):
+    assert mlp_from_state(NO_HEADS[name]) is None
+
+
+@pytest.mark.parametrize("name", ["resnet10", "resnet18", "resnet50"])
+@pytest.mark.parametrize(("stem", "width"), [("imagenet", 1.0), ("small", 0.25)])
+def test_a_resnet_is_recognized_by_its_shapes(name, stem, width):
+    backbone = meta_encoder(name, stem=stem, width=width).backbone
+    shapes = {key: tuple(value.shape) for key, value in backbone.state_dict().items()}
+    assert resnet_from_shapes(shapes) == config.Encoder(name=name, stem=stem, width=width)
+    shapes["layer1.7.conv1.weight"] = (1,)
+    assert resnet_from_shapes(shapes) is None

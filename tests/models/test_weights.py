@@ -1,7 +1,8 @@
-"""Weights of other programs and of ours: known by their keys or refused, and nothing is run."""
+"""Weights of runs and of other programs: recognized by their keys or refused, never executed."""
 
 import argparse
 import copy
+import json
 import math
 import os
 import pickle
@@ -19,18 +20,19 @@ from torchvision import models
 from meanshift import config, load_encoder
 from meanshift.config.recipes import recipe
 from meanshift.models import third_party
-from meanshift.models.encoder import build_backbone
-from meanshift.models.weights import Weights, export, fingerprint, load_weights
+from meanshift.models.encoder import Encoder, build_backbone
+from meanshift.models.weights import EXPORT_FORMAT, Weights, export, fingerprint, load_weights
 from meanshift.runtime import checkpoint
-from meanshift.training.loop import build_method, pretrain
+from meanshift.training.loop import pretrain
+from meanshift.training.session import build_method
 
 SLIM = config.Encoder(name="resnet10", width=0.125)
 TITLE = "ResNet-10 of width 0.125"
 SLIM_FEATURES = 64
 
 
-def stirred(network, seed=0):
-    """In eval mode, with statistics of batches that differ from those of a new network."""
+def trained(network, seed=0):
+    """The network in evaluation mode, with batch statistics unlike those of a new network."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in network.modules():
@@ -43,7 +45,7 @@ def stirred(network, seed=0):
 
 def slim(seed, settings=SLIM):
     torch.manual_seed(seed)
-    return stirred(build_backbone(settings)[0], seed)
+    return trained(build_backbone(settings)[0], seed)
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +54,14 @@ def online():
 
 
 @pytest.fixture(scope="module")
-def follower():
+def target():
     return slim(2)
 
 
 @pytest.fixture(scope="module")
 def resnet18():
     torch.manual_seed(3)
-    return stirred(models.resnet18())
+    return trained(models.resnet18())
 
 
 def behind(prefix, state):
@@ -81,8 +83,8 @@ def numbered(network):
     return nn.Sequential(*list(network.children())[:-1]).state_dict()
 
 
-def saved(tmp_path, held, name="weights.pth", **options):
-    torch.save(held, tmp_path / name, **options)
+def saved(tmp_path, contents, name="weights.pth", **options):
+    torch.save(contents, tmp_path / name, **options)
     return tmp_path / name
 
 
@@ -92,32 +94,41 @@ def features(network, size=64):
     return network(images)
 
 
-def beheaded(network, layer="fc"):
-    """The original network without its classifier, by other means than the package's own."""
+def without_classifier(network, layer="fc"):
+    """The original network without its classifier, without the code of the package."""
     network = copy.deepcopy(network)
     parent, _, child = layer.rpartition(".")
     setattr(network.get_submodule(parent), child, nn.Identity())
     return network.eval()
 
 
+def rewrite(path, contents):
+    """Write the contents of an exported file again."""
+    if path.suffix == ".safetensors":
+        tensors = {key: value for key, value in contents.items() if key != "meanshift"}
+        save_file(tensors, path, {"meanshift": contents["meanshift"]})
+    else:
+        torch.save(contents, path)
+
+
 def assert_loaded(weights, original):
-    """The very weights of the original, in eval mode, with its very output."""
-    kept, state = original.state_dict(), weights.backbone.state_dict()
-    assert state.keys() == kept.keys()
-    assert all(torch.equal(state[key], kept[key]) for key in kept)
+    """The weights and the output are those of the original, in evaluation mode."""
+    expected, state = original.state_dict(), weights.backbone.state_dict()
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[key], expected[key]) for key in expected)
     assert not any(module.training for module in weights.backbone.modules())
     assert torch.equal(features(weights.backbone), features(original))
 
 
-def refused(spec):
-    """The words with which weights are refused."""
+def error_of(spec):
+    """The error message of weights that are refused."""
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         load_weights(spec)
-    assert type(caught.value) is ValueError
+    assert type(caught.value) in (ValueError, checkpoint.FormatError)
     return str(caught.value)
 
 
-# Recognized by their keys.
+# Recognized by their keys
 
 
 def authors(q, t):
@@ -157,14 +168,14 @@ def lucidrains(q, t, *, outer=False):
 
 
 def sthalles(q, t, *, encoder=False):
-    """Networks cut into a Sequential; `encoder` with an older version's second copy."""
-    held = {
+    """Networks as a Sequential; `encoder` with the second copy of an older version."""
+    contents = {
         f"{name}_network_state_dict": behind("encoder.", state)
         | two_layers("projetion.net.", SLIM_FEATURES, 16)
         for name, state in (("online", q), ("target", t))
     }
     again = {"encoder_state_dict": q} if encoder else {}
-    return {**again, **held, "optimizer_state_dict": {"state": {0: {"m": torch.zeros(3)}}}}
+    return {**again, **contents, "optimizer_state_dict": {"state": {0: {"m": torch.zeros(3)}}}}
 
 
 def flat_byol(q, t):
@@ -191,38 +202,40 @@ LAYOUTS = {
 }
 
 
-def turned(held):
-    """The same with everything in the opposite order, so that those that follow come first."""
-    if not isinstance(held, dict):
-        return held
-    return {key: turned(held[key]) for key in reversed(held)}
+def reversed_order(contents):
+    """The same with everything in the opposite order, so that target encoders come first."""
+    if not isinstance(contents, dict):
+        return contents
+    return {key: reversed_order(contents[key]) for key in reversed(contents)}
 
 
-@pytest.mark.parametrize("order", [lambda held: held, turned], ids=["as saved", "turned"])
+@pytest.mark.parametrize(
+    "order", [lambda contents: contents, reversed_order], ids=["as saved", "reversed"]
+)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_online_backbone_is_found_in_files_of(layout, order, tmp_path, online, follower):
+def test_the_online_backbone_is_found_in_files_of(layout, order, tmp_path, online, target):
     make, title = LAYOUTS[layout]
-    held = order(make(online.state_dict(), follower.state_dict()))
-    weights = load_weights(saved(tmp_path, held))
+    contents = order(make(online.state_dict(), target.state_dict()))
+    weights = load_weights(saved(tmp_path, contents))
     assert weights.title == title
     assert_loaded(weights, online)
-    assert not torch.equal(features(weights.backbone), features(follower))
+    assert not torch.equal(features(weights.backbone), features(target))
     assert (weights.image_size, weights.config) == (224, None)
     assert weights.output_dir == Path(f"evaluations/weights-{fingerprint(weights.backbone)[:6]}")
 
 
 @pytest.mark.parametrize("encoder", [False, True])
-def test_a_network_cut_into_a_sequence_is_found_by_its_numbers(tmp_path, online, follower, encoder):
-    held = sthalles(numbered(online), numbered(follower), encoder=encoder)
-    assert "online_network_state_dict" in held and "0.weight" in numbered(online)
-    weights = load_weights(saved(tmp_path, held))
+def test_a_network_cut_into_a_sequence_is_found_by_its_numbers(tmp_path, online, target, encoder):
+    contents = sthalles(numbered(online), numbered(target), encoder=encoder)
+    assert "online_network_state_dict" in contents and "0.weight" in numbered(online)
+    weights = load_weights(saved(tmp_path, contents))
     assert weights.title == f"BYOL, {TITLE}"
     assert_loaded(weights, online)
 
 
 def test_the_authors_own_resnet_50_is_recognized(tmp_path):
     torch.manual_seed(0)
-    network = stirred(models.resnet50())
+    network = trained(models.resnet50())
     network.fc = nn.Sequential(
         nn.Linear(2048, 4096), nn.BatchNorm1d(4096), nn.ReLU(), nn.Linear(4096, 512)
     ).eval()
@@ -231,31 +244,31 @@ def test_the_authors_own_resnet_50_is_recognized(tmp_path):
     state = behind("encoder_q.module.", online) | behind("encoder_t.module.", follows)
     state |= {"queue": torch.randn(4, 512), "labels": torch.zeros(4), "queue_ptr": torch.zeros(1)}
     opt = argparse.Namespace(arch="resnet50", epochs=200, topk=10)
-    held = {"opt": opt, "state_dict": state, "optimizer": {"state": {}}, "epoch": 200}
-    weights = load_weights(saved(tmp_path, held))
+    contents = {"opt": opt, "state_dict": state, "optimizer": {"state": {}}, "epoch": 200}
+    weights = load_weights(saved(tmp_path, contents))
     assert weights.title == "authors' MSF, ResNet-50, epoch 200"
-    assert_loaded(weights, beheaded(network))
+    assert_loaded(weights, without_classifier(network))
     with torch.no_grad():
         embeddings = weights.projector(features(weights.backbone))
     assert embeddings.shape == (2, 512)
     assert torch.equal(embeddings, features(network))
 
 
-def test_the_authors_projector_is_that_of_their_online_encoder(tmp_path, online, follower):
-    held = authors(online.state_dict(), follower.state_dict())
-    weights = load_weights(saved(tmp_path, held))
-    state, start = held["state_dict"], "encoder_q.module.fc."
-    kept = weights.projector.state_dict()
-    assert {start + key for key in kept} == {key for key in state if key.startswith(start)}
-    assert all(torch.equal(kept[key], state[start + key]) for key in kept)
+def test_the_authors_projector_is_that_of_their_online_encoder(tmp_path, online, target):
+    contents = authors(online.state_dict(), target.state_dict())
+    weights = load_weights(saved(tmp_path, contents))
+    state, start = contents["state_dict"], "encoder_q.module.fc."
+    loaded = weights.projector.state_dict()
+    assert {start + key for key in loaded} == {key for key in state if key.startswith(start)}
+    assert all(torch.equal(loaded[key], state[start + key]) for key in loaded)
     assert not weights.projector.training
     assert weights.projector(features(weights.backbone)).shape == (2, 16)
 
 
-def test_a_head_that_is_not_the_authors_is_no_projector(tmp_path, online, follower):
-    held = authors(online.state_dict(), follower.state_dict())
-    held["state_dict"] |= head("encoder_q.module.fc.", *[nn.Linear(16, 16)] * 7)
-    weights = load_weights(saved(tmp_path, held))
+def test_a_head_that_is_not_the_authors_is_no_projector(tmp_path, online, target):
+    contents = authors(online.state_dict(), target.state_dict())
+    contents["state_dict"] |= head("encoder_q.module.fc.", *[nn.Linear(16, 16)] * 7)
+    weights = load_weights(saved(tmp_path, contents))
     assert weights.projector is None
     assert_loaded(weights, online)
 
@@ -282,7 +295,7 @@ def test_torchvisions_resnet_is_recognized(tmp_path, resnet18):
     """timm's ResNets of the plain stem have the same keys and shapes."""
     weights = load_weights(saved(tmp_path, resnet18.state_dict()))
     assert weights.title == "torchvision or timm, ResNet-18"
-    assert_loaded(weights, beheaded(resnet18))
+    assert_loaded(weights, without_classifier(resnet18))
 
 
 @pytest.mark.parametrize("metadata", [None, {"format": "pt"}])
@@ -292,7 +305,7 @@ def test_a_safetensors_file_is_recognized(tmp_path, resnet18, metadata):
     save_file(resnet18.state_dict(), path, metadata)
     weights = load_weights(path)
     assert weights.title == "torchvision or timm, ResNet-18"
-    assert_loaded(weights, beheaded(resnet18))
+    assert_loaded(weights, without_classifier(resnet18))
 
 
 def test_a_legacy_file_is_recognized(tmp_path, online):
@@ -309,9 +322,9 @@ def test_old_weights_without_counters_of_batches_are_whole(tmp_path, online):
 def test_weights_in_half_precision_become_float32(tmp_path, online):
     state = {k: v.half() if v.is_floating_point() else v for k, v in online.state_dict().items()}
     backbone = load_weights(saved(tmp_path, state)).backbone
-    kept = backbone.state_dict()
-    assert kept["conv1.weight"].dtype == torch.float32
-    assert all(torch.equal(kept[key].to(state[key].dtype), state[key]) for key in state)
+    loaded = backbone.state_dict()
+    assert loaded["conv1.weight"].dtype == torch.float32
+    assert all(torch.equal(loaded[key].to(state[key].dtype), state[key]) for key in state)
 
 
 @pytest.mark.parametrize(
@@ -325,16 +338,16 @@ def test_weights_in_half_precision_become_float32(tmp_path, online):
 )
 def test_other_networks_of_torchvision_are_recognized(tmp_path, name, layer):
     torch.manual_seed(0)
-    network = stirred(models.get_model(name, weights=None))
+    network = trained(models.get_model(name, weights=None))
     weights = load_weights(saved(tmp_path, {"state_dict": network.state_dict()}))
     assert weights.title == f"torchvision or timm, {name}"
-    assert_loaded(weights, beheaded(network, layer))
+    assert_loaded(weights, without_classifier(network, layer))
 
 
 @pytest.mark.parametrize(
     "name", ["resnext50_32x4d", pytest.param("wide_resnet50_2", marks=pytest.mark.slow)]
 )
-def test_relatives_with_the_keys_of_a_resnet_50_are_told_apart(tmp_path, name):
+def test_networks_with_the_keys_of_a_resnet_50_are_distinguished(tmp_path, name):
     with torch.device("meta"):
         network = models.get_model(name, weights=None)
         plain = models.resnet50(weights=None)
@@ -342,43 +355,45 @@ def test_relatives_with_the_keys_of_a_resnet_50_are_told_apart(tmp_path, name):
     state = {k: torch.rand(()).to(t.dtype).expand(t.shape) for k, t in network.state_dict().items()}
     weights = load_weights(saved(tmp_path, state))
     assert weights.title == f"torchvision or timm, {name}"
-    assert str(weights.backbone) == str(beheaded(network)) != str(beheaded(plain))
-    kept = weights.backbone.state_dict()
-    assert all(torch.equal(kept[key], state[key]) for key in kept)
+    assert (
+        str(weights.backbone) == str(without_classifier(network)) != str(without_classifier(plain))
+    )
+    loaded = weights.backbone.state_dict()
+    assert all(torch.equal(loaded[key], state[key]) for key in loaded)
 
 
-def test_a_small_stem_is_told_with_what_is_assumed(tmp_path):
+def test_the_title_names_what_is_assumed_of_a_small_stem(tmp_path):
     network = slim(0, config.Encoder(name="resnet10", stem="small", width=0.25))
     weights = load_weights(saved(tmp_path, network.state_dict()))
-    told = "torchvision or timm, ResNet-10 of width 0.25, 3x3 stem of stride 1 assumed"
-    assert (weights.title, weights.image_size) == (told, 32)
+    title = "torchvision or timm, ResNet-10 of width 0.25, 3x3 stem of stride 1 assumed"
+    assert (weights.title, weights.image_size) == (title, 32)
     assert_loaded(weights, network)
 
 
 def test_numbers_of_numpy_are_accepted(tmp_path, online):
-    held = {
+    contents = {
         "state_dict": online.state_dict(),
         "best_acc": np.float64(1.0),
         "others": [np.float32(2.5), np.float16(1), np.int64(3), np.int32(4), np.bool_(True)],
         "opt": argparse.Namespace(lr=np.float64(0.05)),
     }
     for legacy in (False, True):
-        path = saved(tmp_path, held, _use_new_zipfile_serialization=not legacy)
+        path = saved(tmp_path, contents, _use_new_zipfile_serialization=not legacy)
         read = third_party.read_file(path)
         assert (read["best_acc"], read["others"]) == (1.0, [2.5, 1, 3, 4, True])
         assert read["opt"].lr == 0.05
         assert_loaded(load_weights(path), online)
 
 
-# Refused, with the right words.
+# Refused, with the reason
 
 
 def test_a_renamed_key_is_refused_with_the_nearest(tmp_path, online):
     state = online.state_dict()
     state["layer3.0.conv2.wieght"] = state.pop("layer3.0.conv2.weight")
-    words = refused(saved(tmp_path, {"state_dict": state}))
-    assert f"is {TITLE} behind 'state_dict/' only in part, 2 keys do not fit its 72" in words
-    missing, unknown = words.splitlines()[1:]
+    message = error_of(saved(tmp_path, {"state_dict": state}))
+    assert f"is {TITLE} behind 'state_dict/' only in part, 2 keys do not fit its 72" in message
+    missing, unknown = message.splitlines()[1:]
     assert "layer3.0.conv2.weight is missing; nearest there: " in missing
     assert missing.endswith("layer3.0.conv2.wieght")
     assert "layer3.0.conv2.wieght is unknown; nearest known: layer3.0.conv2.weight" in unknown
@@ -388,41 +403,42 @@ def test_a_renamed_key_is_refused_with_the_nearest(tmp_path, online):
 def test_a_missing_key_is_refused(tmp_path, resnet18, key):
     state = resnet18.state_dict()
     del state[key]
-    words = refused(saved(tmp_path, state))
-    assert "is ResNet-18 behind '' only in part, 1 keys do not fit its 120" in words
-    assert f"{key} is missing; nearest there: " in words
+    message = error_of(saved(tmp_path, state))
+    assert "is ResNet-18 behind '' only in part, 1 keys do not fit its 120" in message
+    assert f"{key} is missing; nearest there: " in message
 
 
 def test_a_wrong_shape_is_refused(tmp_path, online):
     state = online.state_dict() | {"layer4.0.conv1.weight": torch.zeros(64, 32, 1, 1)}
-    words = refused(saved(tmp_path, state))
-    assert "layer4.0.conv1.weight has the shape (64, 32, 1, 1), need (64, 32, 3, 3)" in words
+    message = error_of(saved(tmp_path, state))
+    assert "layer4.0.conv1.weight has the shape (64, 32, 1, 1), need (64, 32, 3, 3)" in message
 
 
 def test_layers_that_no_known_network_has_are_refused(tmp_path, online):
     squeeze = {f"layer{i}.0.se.fc1.weight": torch.zeros(2, 8, 1, 1) for i in (1, 2)}
-    words = refused(saved(tmp_path, online.state_dict() | squeeze))
-    assert "2 keys do not fit" in words
-    assert "layer1.0.se.fc1.weight is unknown; nearest known: layer1.0." in words
+    message = error_of(saved(tmp_path, online.state_dict() | squeeze))
+    assert "2 keys do not fit" in message
+    assert "layer1.0.se.fc1.weight is unknown; nearest known: layer1.0." in message
 
 
 @pytest.mark.parametrize("layout", ["MSF", "MoCo v2", "BYOL, lucidrains", "BYOL, flat", "DINO"])
 @pytest.mark.parametrize("key", ["layer2.0.bn1.bias", "layer1.0.conv1.weight", "conv1.weight"])
-def test_a_whole_follower_never_stands_in_for_a_broken_online_backbone(
-    tmp_path, online, follower, layout, key
+def test_a_momentum_encoder_never_replaces_a_damaged_online_backbone(
+    tmp_path, online, target, layout, key
 ):
-    broken = online.state_dict()
-    broken[key + "_renamed"] = broken.pop(key)
-    words = refused(saved(tmp_path, LAYOUTS[layout][0](broken, follower.state_dict())))
-    assert "only in part" in words and f"{key} is missing; nearest there: " in words
-    assert not any(name in words.partition("\n")[0] for name in ("encoder_t", "_k.", "target"))
+    damaged = online.state_dict()
+    damaged[key + "_renamed"] = damaged.pop(key)
+    message = error_of(saved(tmp_path, LAYOUTS[layout][0](damaged, target.state_dict())))
+    assert "only in part" in message
+    assert f"{key} is missing; nearest there: " in message
+    assert not any(name in message.partition("\n")[0] for name in ("encoder_t", "_k.", "target"))
 
 
-def test_a_whole_backbone_is_not_taken_while_another_is_broken(tmp_path, online, follower):
-    broken = follower.state_dict()
-    del broken["bn1.bias"]
-    held = behind("left.", online.state_dict()) | behind("right.", broken)
-    assert f"is {TITLE} behind 'right.' only in part" in refused(saved(tmp_path, held))
+def test_a_complete_backbone_is_not_used_if_another_is_damaged(tmp_path, online, target):
+    damaged = target.state_dict()
+    del damaged["bn1.bias"]
+    contents = behind("left.", online.state_dict()) | behind("right.", damaged)
+    assert f"is {TITLE} behind 'right.' only in part" in error_of(saved(tmp_path, contents))
 
 
 @pytest.mark.parametrize(
@@ -432,150 +448,157 @@ def test_a_whole_backbone_is_not_taken_while_another_is_broken(tmp_path, online,
 @pytest.mark.parametrize("other", [SLIM, config.Encoder(name="resnet18", width=0.25)])
 def test_two_backbones_under_unknown_names_are_refused(tmp_path, online, one, two, other):
     """Also of two kinds, and under names that only look as if one followed the other."""
-    held = behind(one, online.state_dict()) | behind(two, slim(5, other).state_dict())
-    words = refused(saved(tmp_path, held))
-    assert "contains 2 backbones, under " in words and "save the one to judge alone" in words
-    assert repr(one) in words and repr(two) in words
+    contents = behind(one, online.state_dict()) | behind(two, slim(5, other).state_dict())
+    message = error_of(saved(tmp_path, contents))
+    for part in ("contains 2 backbones, under ", "save the one to evaluate alone", one, two):
+        assert part in message
 
 
 def test_the_same_backbone_saved_twice_is_one(tmp_path, online):
-    held = behind("a.", online.state_dict()) | behind("b.", online.state_dict())
-    assert_loaded(load_weights(saved(tmp_path, held)), online)
+    contents = behind("a.", online.state_dict()) | behind("b.", online.state_dict())
+    assert_loaded(load_weights(saved(tmp_path, contents)), online)
 
 
 def test_a_file_of_nothing_known_is_refused(tmp_path):
-    words = refused(saved(tmp_path, nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).state_dict()))
-    assert "no known network in its 4 tensors (0.weight, 0.bias, 1.weight, 1.bias)" in words
-    assert "layer1.0.conv1.weight" in words
+    message = error_of(
+        saved(tmp_path, nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).state_dict())
+    )
+    assert "no known network in its 4 tensors (0.weight, 0.bias, 1.weight, 1.bias)" in message
+    assert "layer1.0.conv1.weight" in message
 
 
 def test_a_network_that_ends_in_no_linear_layer_is_refused(tmp_path):
-    words = refused(saved(tmp_path, models.squeezenet1_1().state_dict()))
-    assert "no known network in its 52 tensors (features.0.weight, " in words
+    message = error_of(saved(tmp_path, models.squeezenet1_1().state_dict()))
+    assert "no known network in its 52 tensors (features.0.weight, " in message
 
 
 @pytest.mark.slow
 def test_a_large_file_of_nothing_known_is_refused(tmp_path):
     """As large as any network, so that every one of torchvision is tried."""
-    words = refused(saved(tmp_path, {"blocks.0.weight": torch.zeros(()).expand(2_000, 500_000)}))
-    assert "no known network in its 1 tensors (blocks.0.weight)" in words
+    message = error_of(saved(tmp_path, {"blocks.0.weight": torch.zeros(()).expand(2_000, 500_000)}))
+    assert "no known network in its 1 tensors (blocks.0.weight)" in message
 
 
-@pytest.mark.parametrize("held", [{}, {"epoch": 3, "state_dict": {}}, [1, 2], "words", None])
-def test_a_file_without_tensors_is_refused(tmp_path, held):
-    assert "holds no tensors" in refused(saved(tmp_path, held))
+@pytest.mark.parametrize("contents", [{}, {"epoch": 3, "state_dict": {}}, [1, 2], "words", None])
+def test_a_file_without_tensors_is_refused(tmp_path, contents):
+    assert "contains no tensors" in error_of(saved(tmp_path, contents))
 
 
-@pytest.mark.parametrize("share", [0.02, 0.5, 0.999])
+@pytest.mark.parametrize("fraction", [0.02, 0.5, 0.999])
 @pytest.mark.parametrize("suffix", ["pth", "legacy.pth", "safetensors"])
-def test_a_truncated_file_is_refused(tmp_path, online, share, suffix):
-    path = tmp_path / f"cut.{suffix}"
+def test_a_truncated_file_is_refused(tmp_path, online, fraction, suffix):
+    path = tmp_path / f"truncated.{suffix}"
     if suffix == "safetensors":
         save_file(online.state_dict(), path)
     else:
         torch.save(online.state_dict(), path, _use_new_zipfile_serialization=suffix == "pth")
     assert_loaded(load_weights(path), online)
     content = path.read_bytes()
-    path.write_bytes(content[: math.floor(len(content) * share)])
-    words = refused(path)
-    assert str(path) in words
-    assert "no weights that can be read" in words or "not a whole safetensors file" in words
+    path.write_bytes(content[: math.floor(len(content) * fraction)])
+    message = error_of(path)
+    assert str(path) in message
+    assert "no weights that can be read" in message or "not a complete safetensors file" in message
 
 
 @pytest.mark.parametrize("name", ["empty.pth", "empty.safetensors"])
 @pytest.mark.parametrize("content", [b"", b"no weights, but a text of several words\n" * 9])
-def test_an_empty_or_foreign_file_is_refused(tmp_path, name, content):
+def test_an_empty_or_unknown_file_is_refused(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
-    words = refused(tmp_path / name)
-    assert "no weights that can be read" in words or "not a whole safetensors file" in words
+    message = error_of(tmp_path / name)
+    assert "no weights that can be read" in message or "not a complete safetensors file" in message
 
 
 @pytest.mark.parametrize("name", ["none.pth", "none.safetensors", "none"])
 def test_a_missing_path_is_refused_with_what_could_be_named(tmp_path, name):
-    words = refused(tmp_path / name)
-    assert f"{name}: not found; need a run directory, a file of weights, torchvision:NAME" in words
+    message = error_of(tmp_path / name)
+    assert (
+        f"{name}: not found; need a run directory, a file of weights, torchvision:NAME" in message
+    )
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
-    assert "not a run directory (no config.json)" in refused(tmp_path)
-    assert "not a run directory (no config.json)" in refused(f"untrained:{tmp_path}")
+    assert "not a run directory (no config.json)" in error_of(tmp_path)
+    assert "not a run directory (no config.json)" in error_of(f"untrained:{tmp_path}")
 
 
-# Hostile files.
+# Hostile files
 
 
-class Runs:
-    """Unpickled by anyone who allows it, this makes a file."""
+class Hostile:
+    """An object that creates a file when it is unpickled."""
 
-    def __init__(self, made, how):
-        self.made, self.how = str(made), how
+    def __init__(self, created, how):
+        self.created = str(created)
+        self.how = how
 
     def __reduce__(self):
         if self.how == "system":
-            return os.system, (f"touch '{self.made}'",)
+            return os.system, (f"touch '{self.created}'",)
         if self.how == "touch":
-            return Path.touch, (Path(self.made),)
-        return eval, (f"open({self.made!r}, 'w').close()",)
+            return Path.touch, (Path(self.created),)
+        return eval, (f"open({self.created!r}, 'w').close()",)
 
 
-NAMED = {"system": f"{os.system.__module__}.system", "touch": "getattr", "eval": "eval"}
+FUNCTIONS = {"system": f"{os.system.__module__}.system", "touch": "getattr", "eval": "eval"}
 FORMATS = {
-    "zip": lambda held, path: torch.save(held, path),
-    "legacy": lambda held, path: torch.save(held, path, _use_new_zipfile_serialization=False),
-    "raw pickle": lambda held, path: path.write_bytes(pickle.dumps(held, protocol=2)),
-    "raw pickle of today": lambda held, path: path.write_bytes(pickle.dumps(held)),
+    "zip": lambda contents, path: torch.save(contents, path),
+    "legacy": lambda contents, path: torch.save(
+        contents, path, _use_new_zipfile_serialization=False
+    ),
+    "raw pickle": lambda contents, path: path.write_bytes(pickle.dumps(contents, protocol=2)),
+    "raw pickle of today": lambda contents, path: path.write_bytes(pickle.dumps(contents)),
 }
 NESTED = {
-    "alone": lambda runs, _: runs,
-    "beside weights": lambda runs, state: {"epoch": runs, "state_dict": state},
-    "among options": lambda runs, state: {
-        "opt": argparse.Namespace(lr=0.05, inner=argparse.Namespace(deep=[{"er": runs}])),
+    "alone": lambda hostile, _: hostile,
+    "beside weights": lambda hostile, state: {"epoch": hostile, "state_dict": state},
+    "among options": lambda hostile, state: {
+        "opt": argparse.Namespace(lr=0.05, inner=argparse.Namespace(deep=[{"er": hostile}])),
         "state_dict": state,
     },
 }
 
 
-def run_by(path, kind):
-    """What a reader does who trusts the file."""
+def load_unsafely(path, kind):
+    """Load a file as a reader does who trusts it."""
     if kind.startswith("raw"):
         pickle.loads(path.read_bytes())
     else:
         torch.load(path, weights_only=False)
 
 
-@pytest.mark.parametrize("how", NAMED)
+@pytest.mark.parametrize("how", FUNCTIONS)
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("nested", NESTED)
 def test_a_hostile_pickle_is_refused_and_runs_nothing(tmp_path, how, kind, nested):
-    made, path = tmp_path / "made", tmp_path / "hostile.pth"
+    created, path = tmp_path / "created", tmp_path / "hostile.pth"
     state = {"conv1.weight": torch.zeros(2)}
-    FORMATS[kind](NESTED[nested](Runs(made, how), state), path)
-    words = refused(path)
-    assert not made.exists()
+    FORMATS[kind](NESTED[nested](Hostile(created, how), state), path)
+    message = error_of(path)
+    assert not created.exists()
     if kind == "raw pickle of today":  # of a protocol that the safe reader does not know
-        assert "no weights that can be read" in words
+        assert "no weights that can be read" in message
     else:
-        assert f"asks for the Python object {NAMED[how]}, which is refused" in words
-    assert refused(f"torchvision:resnet18={path}") == words
-    assert not made.exists()
-    run_by(path, kind)
-    assert made.exists()  # so this could have failed
+        assert f"asks for the Python object {FUNCTIONS[how]}, which is refused" in message
+    assert error_of(f"torchvision:resnet18={path}") == message
+    assert not created.exists()
+    load_unsafely(path, kind)
+    assert created.exists()  # so this could have failed
 
 
-def test_reading_allows_nothing_to_later_readers(tmp_path, online):
+def test_reading_does_not_change_the_safe_globals(tmp_path, online):
     before = set(torch.serialization.get_safe_globals())
-    held = {"state_dict": online.state_dict(), "opt": argparse.Namespace(lr=np.float64(1))}
-    path = saved(tmp_path, held)
+    contents = {"state_dict": online.state_dict(), "opt": argparse.Namespace(lr=np.float64(1))}
+    path = saved(tmp_path, contents)
     load_weights(path)
     assert set(torch.serialization.get_safe_globals()) == before
     with pytest.raises(pickle.UnpicklingError, match=r"argparse\.Namespace"):
         torch.load(path, weights_only=True)
 
 
-# torchvision's own.
+# torchvision's own
 
 
-def test_a_network_of_torchvision_without_weights_says_so_and_is_always_the_same():
+def test_a_network_of_torchvision_without_weights_is_untrained_and_always_the_same():
     torch.manual_seed(11)
     before = torch.get_rng_state()
     one, two = load_weights("torchvision:resnet18"), load_weights("torchvision:resnet18")
@@ -591,42 +614,42 @@ def test_a_file_can_be_named_as_a_network_of_torchvision(tmp_path, resnet18):
     path = saved(tmp_path, {"state_dict": behind("strange.", resnet18.state_dict())})
     weights = load_weights(f"torchvision:resnet18={path}")
     assert weights.title == f"{path} as torchvision's ResNet-18"
-    assert_loaded(weights, beheaded(resnet18))
-    words = refused(f"torchvision:resnet34={path}")
-    assert "is ResNet-34 behind 'state_dict/strange.' only in part" in words
-    assert "layer1.2.conv1.weight is missing" in words
+    assert_loaded(weights, without_classifier(resnet18))
+    message = error_of(f"torchvision:resnet34={path}")
+    assert "is ResNet-34 behind 'state_dict/strange.' only in part" in message
+    assert "layer1.2.conv1.weight is missing" in message
 
 
 def test_naming_the_network_decides_between_two_kinds_and_not_between_equals(tmp_path, online):
     named = slim(6, config.Encoder(name="resnet10"))
     state = named.state_dict()
     path = saved(tmp_path, behind("a.", online.state_dict()) | behind("b.", state))
-    assert "contains 2 backbones" in refused(path)
+    assert "contains 2 backbones" in error_of(path)
     assert_loaded(load_weights(f"torchvision:resnet10={path}"), named)
     same = {key: torch.zeros(()).to(t.dtype).expand(t.shape) for key, t in state.items()}
     path = saved(tmp_path, behind("a.", same) | behind("b.", state))
-    assert "contains 2 backbones" in refused(f"torchvision:resnet10={path}")
+    assert "contains 2 backbones" in error_of(f"torchvision:resnet10={path}")
     path = saved(tmp_path, behind("target.", same) | behind("b.", state))
     assert_loaded(load_weights(f"torchvision:resnet10={path}"), named)
 
 
 @pytest.mark.parametrize("name", ["none.pth", "none.safetensors"])
 def test_a_missing_file_of_a_named_network_is_refused(tmp_path, name):
-    assert name in refused(f"torchvision:resnet18={tmp_path / name}")
+    assert name in error_of(f"torchvision:resnet18={tmp_path / name}")
 
 
 def test_unknown_names_of_torchvision_are_refused():
-    assert "got 'nonsense', need a torchvision backbone" in refused("torchvision:nonsense")
-    assert "got 'resnet81', need " in refused("torchvision:resnet81")
-    words = refused("torchvision:resnet18:NOPE")
-    assert words == "torchvision:resnet18:NOPE: need one of IMAGENET1K_V1"
-    words = refused("torchvision:resnet50:IMAGENET1K_V3")
-    assert words.endswith("need one of IMAGENET1K_V1, IMAGENET1K_V2")
+    assert "got 'nonsense', need a torchvision backbone" in error_of("torchvision:nonsense")
+    assert "got 'resnet81', need " in error_of("torchvision:resnet81")
+    message = error_of("torchvision:resnet18:NOPE")
+    assert message == "torchvision:resnet18:NOPE: need one of IMAGENET1K_V1"
+    message = error_of("torchvision:resnet50:IMAGENET1K_V3")
+    assert message.endswith("need one of IMAGENET1K_V1, IMAGENET1K_V2")
 
 
 @pytest.fixture
 def downloaded(tmp_path, monkeypatch):
-    """Puts a file where torchvision keeps the weights that it has downloaded."""
+    """A function that puts a file where torchvision stores downloaded weights."""
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path / "hub"))
 
     def unreachable(*_, **__):
@@ -634,10 +657,10 @@ def downloaded(tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch.hub, "download_url_to_file", unreachable)
 
-    def put(weights, held):
+    def put(weights, contents):
         path = tmp_path / "hub" / "checkpoints" / Path(weights.url).name
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(held, path)
+        torch.save(contents, path)
 
     return put
 
@@ -646,46 +669,49 @@ def test_weights_of_torchvision_are_those_that_it_downloads(downloaded, resnet18
     downloaded(models.ResNet18_Weights.IMAGENET1K_V1, resnet18.state_dict())
     weights = load_weights("torchvision:resnet18:IMAGENET1K_V1")
     assert weights.title == "torchvision's ResNet-18, IMAGENET1K_V1"
-    assert (weights.image_size, weights.output_dir) == (224, Path("evaluations/resnet18-IMAGENET1K_V1"))
-    assert_loaded(weights, beheaded(resnet18))
+    assert (weights.image_size, weights.output_dir) == (
+        224,
+        Path("evaluations/resnet18-IMAGENET1K_V1"),
+    )
+    assert_loaded(weights, without_classifier(resnet18))
 
 
 @pytest.mark.slow
 def test_weights_of_torchvision_see_images_of_their_own_size(downloaded):
-    network = stirred(models.efficientnet_b1())
+    network = trained(models.efficientnet_b1())
     downloaded(models.EfficientNet_B1_Weights.IMAGENET1K_V1, network.state_dict())
     weights = load_weights("torchvision:efficientnet_b1:IMAGENET1K_V1")
     assert weights.image_size == 240
-    assert_loaded(weights, beheaded(network, "classifier.1"))
+    assert_loaded(weights, without_classifier(network, "classifier.1"))
 
 
 def test_weights_of_torchvision_see_images_as_they_were_trained(downloaded):
-    network = stirred(models.googlenet(init_weights=False, transform_input=True))
+    network = trained(models.googlenet(init_weights=False, transform_input=True))
     downloaded(models.GoogLeNet_Weights.IMAGENET1K_V1, network.state_dict())
     weights = load_weights("torchvision:googlenet:IMAGENET1K_V1")
-    assert torch.equal(features(weights.backbone), features(beheaded(network)))
+    assert torch.equal(features(weights.backbone), features(without_classifier(network)))
 
 
-def test_a_failed_download_is_told(downloaded):  # noqa: ARG001
-    words = refused("torchvision:resnet18:IMAGENET1K_V1")
-    assert "torchvision:resnet18:IMAGENET1K_V1: the download failed" in words
-    assert "no network in a test" in words
+def test_a_failed_download_is_an_error(downloaded):  # noqa: ARG001
+    message = error_of("torchvision:resnet18:IMAGENET1K_V1")
+    assert "torchvision:resnet18:IMAGENET1K_V1: the download failed" in message
+    assert "no network in a test" in message
 
 
 def test_a_hostile_download_runs_nothing(tmp_path, downloaded):
-    made = tmp_path / "made"
-    downloaded(models.ResNet18_Weights.IMAGENET1K_V1, {"conv1.weight": Runs(made, "eval")})
-    assert "the download failed" in refused("torchvision:resnet18:IMAGENET1K_V1")
-    assert not made.exists()
+    created = tmp_path / "created"
+    downloaded(models.ResNet18_Weights.IMAGENET1K_V1, {"conv1.weight": Hostile(created, "eval")})
+    assert "the download failed" in error_of("torchvision:resnet18:IMAGENET1K_V1")
+    assert not created.exists()
 
 
-def test_pixels_are_weights_too():
+def test_raw_pixels_are_a_baseline():
     weights = load_weights("pixels")
     assert weights.title == "raw pixels at 32x32"
     assert features(weights.backbone, 32).shape == features(weights.backbone, 40).shape == (2, 3072)
 
 
-# Our own.
+# Our own
 
 
 @pytest.fixture(scope="module")
@@ -705,7 +731,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def own(run, tmp_path):
-    """A copy of the run that a test may spoil."""
+    """A copy of the run that a test may change."""
     return Path(shutil.copytree(run, tmp_path / "own"))
 
 
@@ -716,10 +742,10 @@ def checkpoints(run):
 def test_a_run_is_its_newest_checkpoint(run):
     weights = load_weights(run)
     newest = checkpoints(run)[-1]
-    state = checkpoint.read(newest)["method"]
-    kept = weights.backbone.state_dict()
-    assert all(torch.equal(kept[key], state[f"online.backbone.{key}"]) for key in kept)
-    assert any(not torch.equal(kept[key], state[f"target.backbone.{key}"]) for key in kept)
+    method = checkpoint.read(newest)["method"]
+    state = weights.backbone.state_dict()
+    assert all(torch.equal(state[key], method[f"online.backbone.{key}"]) for key in state)
+    assert any(not torch.equal(state[key], method[f"target.backbone.{key}"]) for key in state)
     assert weights.title == "our msf, resnet10, small-stride2 stem, width 0.125, step 6"
     assert (weights.output_dir, weights.name, weights.image_size) == (run, "", 16)
     assert not any(module.training for module in weights.backbone.modules())
@@ -740,7 +766,7 @@ def test_each_checkpoint_of_a_run_has_its_own_weights(run, tmp_path):
     assert (away.output_dir, away.name) == (Path("evaluations/mine"), "")
 
 
-def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_is_used(own):
+def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_is_used(own):
     first, last = checkpoints(own)
     last.write_bytes(last.read_bytes()[:1000])
     with pytest.warns(UserWarning, match=rf"{last.name}.*step 3 is used instead"):
@@ -751,21 +777,24 @@ def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_is_used(own):
 def test_a_run_without_checkpoints_is_refused(own):
     for path in checkpoints(own):
         path.unlink()
-    assert "no checkpoint yet" in refused(own)
+    assert "no checkpoint yet" in error_of(own)
 
 
 def test_a_hostile_checkpoint_in_a_run_runs_nothing(own, tmp_path):
     for path in checkpoints(own):
-        torch.save({"format": 1, "step": Runs(tmp_path / "made", "eval")}, path)
-    assert "none of its checkpoints can be read" in refused(own)
-    assert "asks for the Python object eval" in refused(checkpoints(own)[0])
-    assert not (tmp_path / "made").exists()
+        torch.save({"format": 1, "step": Hostile(tmp_path / "created", "eval")}, path)
+    assert "none of its checkpoints can be read" in error_of(own)
+    assert "asks for the Python object eval" in error_of(checkpoints(own)[0])
+    assert not (tmp_path / "created").exists()
 
 
 def test_a_snapshot_is_refused(run):
-    moment = min((run / "snapshots").glob("*.pt"))
-    words = refused(moment)
-    assert words == f"{moment}: contains no complete model; need a run directory or its checkpoints/*.pt"
+    snapshot = min((run / "snapshots").glob("*.pt"))
+    message = error_of(snapshot)
+    assert (
+        message
+        == f"{snapshot}: contains no complete model; need a run directory or its checkpoints/*.pt"
+    )
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth", "pt"])
@@ -783,29 +812,107 @@ def test_an_exported_encoder_comes_back_bit_for_bit(run, tmp_path, suffix):
 def test_torchvision_can_load_what_is_exported(tmp_path, resnet18):
     settings = config.Config(encoder=config.Encoder(name="resnet18"))
     given = {"title": "ours", "image_size": 224, "output_dir": tmp_path, "config": settings}
-    weights = Weights("ours", beheaded(resnet18), **given)
+    weights = Weights("ours", without_classifier(resnet18), **given)
     path = export(weights, tmp_path / "encoder.safetensors")
     network = models.resnet18()
     wrong = network.load_state_dict(load_file(path), strict=False)
     assert (wrong.missing_keys, wrong.unexpected_keys) == (["fc.weight", "fc.bias"], [])
-    assert torch.equal(features(beheaded(network)), features(weights.backbone))
+    assert torch.equal(features(without_classifier(network)), features(weights.backbone))
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth"])
 def test_a_spoilt_export_is_refused(run, tmp_path, suffix):
     path = export(load_weights(run), tmp_path / f"encoder.{suffix}")
-    held = third_party.read_file(path)
-    del held.get("state_dict", held)["conv1.weight"]
-    if suffix == "pth":
-        torch.save(held, path)
-    else:
-        save_file(
-            {k: v for k, v in held.items() if k != "meanshift"},
-            path,
-            {"meanshift": held["meanshift"]},
-        )
-    words = refused(path)
-    assert "not the complete encoder" in words and "conv1.weight" in words
+    contents = third_party.read_file(path)
+    del contents.get("state_dict", contents)["conv1.weight"]
+    rewrite(path, contents)
+    message = error_of(path)
+    assert "not the complete encoder" in message
+    assert "conv1.weight" in message
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pth"])
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"format": EXPORT_FORMAT + 1}, "install a newer meanshift"),
+        ({"format": EXPORT_FORMAT - 1}, "install the version that wrote it"),
+        ({"format": None}, "has format None"),
+        ({"config": None}, "contains no settings"),
+        ({"config": {"encoder": {"name": "resnet10", "unknown": 1}}}, "encoder.unknown"),
+    ],
+    ids=["newer", "older", "no format", "no config", "unknown setting"],
+)
+def test_an_export_of_another_version_is_refused(run, tmp_path, suffix, change, expected):
+    path = export(load_weights(run), tmp_path / f"encoder.{suffix}")
+    contents = third_party.read_file(path)
+    metadata = {**json.loads(contents["meanshift"]), **change}
+    rewrite(path, {**contents, "meanshift": json.dumps(metadata)})
+    message = error_of(path)
+    assert message.startswith(f"{path}: ")
+    assert expected in message
+
+
+@pytest.mark.parametrize("metadata", ["", "{", "[1]", "3"])
+def test_an_export_with_damaged_metadata_is_refused(run, tmp_path, metadata):
+    path = export(load_weights(run), tmp_path / "encoder.safetensors")
+    rewrite(path, {**third_party.read_file(path), "meanshift": metadata})
+    assert error_of(path) == f"{path}: the metadata of the exported file cannot be read"
+
+
+@pytest.mark.parametrize(
+    ("version", "action"),
+    [(checkpoint.FORMAT + 1, "install a newer"), (checkpoint.FORMAT - 1, "move it away")],
+)
+def test_a_checkpoint_of_another_format_is_refused(own, version, action):
+    newest = checkpoints(own)[-1]
+    checkpoint.write(newest, {**checkpoint.read(newest), "format": version})
+    for spec in (own, newest):
+        message = error_of(spec)
+        assert message.startswith(f"{newest}: has format {version}, this version reads")
+        assert action in message
+
+
+def test_a_checkpoint_whose_settings_do_not_fit_is_refused(own):
+    newest = checkpoints(own)[-1]
+    state = checkpoint.read(newest)
+    settings = {**state["config"], "encoder": {**state["config"]["encoder"], "width": 0.25}}
+    checkpoint.write(newest, {**state, "config": settings})
+    assert "not the complete encoder of its settings" in error_of(newest)
+    checkpoint.write(newest, {**state, "config": {"unknown": {}}})
+    assert error_of(newest).startswith(f"{newest}: unknown group 'unknown'")
+
+
+class OtherMethod(nn.Module):
+    """A method with an encoder and nothing else: no target, no bank, no predictor."""
+
+    def __init__(self, encoder, projector):
+        super().__init__()
+        encoder.projector = projector
+        self.online = encoder
+
+
+@pytest.mark.parametrize(
+    ("projector", "readable"),
+    [
+        (nn.Identity(), False),
+        (nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 4)), True),
+        (nn.ModuleDict({"own": nn.Linear(64, 4)}), False),
+    ],
+    ids=["none", "MLP", "something else"],
+)
+def test_a_checkpoint_of_any_method_is_read_by_its_online_encoder(own, projector, readable):
+    newest = checkpoints(own)[-1]
+    state = checkpoint.read(newest)
+    settings = load_weights(own).config
+    encoder = Encoder(settings.encoder, image_size=16)
+    method = OtherMethod(encoder, projector)
+    checkpoint.write(newest, {**state, "method": method.state_dict()})
+    weights = load_weights(own)
+    assert fingerprint(weights.backbone) == fingerprint(encoder.backbone)
+    assert (weights.projector is not None) == readable
+    if readable:
+        assert fingerprint(weights.projector) == fingerprint(projector)
 
 
 def test_only_our_own_weights_are_exported_and_only_to_known_formats(run, tmp_path):
@@ -816,7 +923,7 @@ def test_only_our_own_weights_are_exported_and_only_to_known_formats(run, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-def test_the_untrained_encoder_is_the_one_that_the_run_began_with(run):
+def test_the_untrained_encoder_is_the_initial_one_of_the_run(run):
     torch.manual_seed(5)
     before = torch.get_rng_state()
     weights = load_weights(f"untrained:{run}")
@@ -827,10 +934,14 @@ def test_the_untrained_encoder_is_the_one_that_the_run_began_with(run):
     assert fingerprint(weights.backbone) != fingerprint(load_weights(run).backbone)
     assert_loaded(weights, method.online.backbone.eval())
     assert weights.title.endswith("before its first step")
-    assert (weights.spec, weights.output_dir, weights.name) == (f"untrained:{run}", run, "untrained")
-    moment = checkpoint.read(min((run / "snapshots").glob("*.pt")))  # of epoch 0, in half precision
-    kept = weights.backbone.state_dict()
-    assert all(torch.equal(kept[k].to(v.dtype), v) for k, v in moment["weights"].items())
+    assert (weights.spec, weights.output_dir, weights.name) == (
+        f"untrained:{run}",
+        run,
+        "untrained",
+    )
+    snapshot = checkpoint.read(min((run / "snapshots").glob("*.pt")))  # of epoch 0, float16
+    state = weights.backbone.state_dict()
+    assert all(torch.equal(state[k].to(v.dtype), v) for k, v in snapshot["weights"].items())
 
 
 @pytest.mark.parametrize(

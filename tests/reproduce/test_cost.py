@@ -89,6 +89,7 @@ def test_a_step_without_a_search_has_no_cost(changes, message):
         measure_cost(TINY.with_overrides(changes), rounds=1)
 
 
+@pytest.mark.usefixtures("clock")
 def test_the_cost_is_measured_once_and_nothing_is_trained(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(jobs.sys, "executable", "/bin/false")
     out = tmp_path / "out"
@@ -98,8 +99,9 @@ def test_the_cost_is_measured_once_and_nothing_is_trained(dataset, tmp_path, mon
     means = read_table(out / "cost.csv")
     assert {title for title, _ in means} == {"179 rows", "128,000 rows"}
     assert all(float(value) > 0 for value in means.values())
-    column = "search, % of a step"
-    assert float(means["179 rows", column]) < float(means["128,000 rows", column]) < 100
+    for title, seconds in {"179 rows": 179 / 1024, "128,000 rows": 125.0}.items():
+        percent = float(means[title, "search, % of a step"])
+        assert percent == pytest.approx(100 * seconds / (seconds + 7), rel=1e-4)
     assert float(means["128,000 rows", "MB"]) == pytest.approx(128_000 * 64 / 1e6, rel=0.01)
     gflops = float(means["128,000 rows", "GFLOPs per image"])
     assert gflops == pytest.approx(2e-9 * 128_000 * 16, rel=0.01)

@@ -1,4 +1,4 @@
-"""Checkpoints appear whole or not at all, survive cut files, and never run what they hold."""
+"""Checkpoints appear completely or not at all, survive damage, and never execute code."""
 
 import pickle
 
@@ -9,7 +9,7 @@ from meanshift.runtime import checkpoint
 
 
 class Trap:
-    """Unpickled by a careless reader, it leaves a file behind."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -18,8 +18,8 @@ class Trap:
         return (open, (str(self.path), "w"))
 
 
-def state(step, **more):
-    return {"step": step, "weights": {"a": torch.arange(6.0).view(2, 3) + step}, **more}
+def state(step, **values):
+    return {"step": step, "weights": {"a": torch.arange(6.0).view(2, 3) + step}, **values}
 
 
 def names(folder):
@@ -30,7 +30,7 @@ def steps(folder):
     return sorted(int(path.stem.removeprefix("step-")) for path in folder.iterdir())
 
 
-def cut(path, size):
+def truncate(path, size):
     path.write_bytes(path.read_bytes()[:size])
 
 
@@ -41,15 +41,15 @@ def fail_half_way(_, file):
 
 def test_round_trip(tmp_path):
     bits = torch.tensor([0.1, -0.0, float("inf")], dtype=torch.float64)
-    path = checkpoint.save(tmp_path, state(3, bits=bits, bad=[("x.jpg", "cut")], rate=0.5))
-    held = checkpoint.read(path)
-    assert held["step"] == 3 and held["bad"] == [("x.jpg", "cut")] and held["rate"] == 0.5
-    assert torch.equal(held["weights"]["a"], state(3)["weights"]["a"])
-    assert held["bits"].dtype == torch.float64
-    assert held["bits"].view(torch.int64).tolist() == bits.view(torch.int64).tolist()
+    path = checkpoint.save(tmp_path, state(3, bits=bits, bad=[("x.jpg", "cut")], lr=0.5))
+    values = checkpoint.read(path)
+    assert (values["step"], values["bad"], values["lr"]) == (3, [("x.jpg", "cut")], 0.5)
+    assert torch.equal(values["weights"]["a"], state(3)["weights"]["a"])
+    assert values["bits"].dtype == torch.float64
+    assert values["bits"].view(torch.int64).tolist() == bits.view(torch.int64).tolist()
 
 
-def test_what_was_saved_is_not_tied_to_what_is_changed_later(tmp_path):
+def test_a_later_change_does_not_change_the_file(tmp_path):
     first = state(1)
     path = checkpoint.save(tmp_path, first)
     first["weights"]["a"].zero_()
@@ -62,7 +62,7 @@ def test_saving_leaves_only_the_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("error", [OSError, RuntimeError])
-def test_a_failed_write_leaves_the_old_file_alone(tmp_path, monkeypatch, error):
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, error):
     path = tmp_path / "state.pt"
     checkpoint.write(path, {"format": checkpoint.FORMAT, "step": 1})
     before = path.read_bytes()
@@ -75,7 +75,8 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path, monkeypatch, error):
     with pytest.raises(OSError, match="no space left on device") as caught:
         checkpoint.write(path, {"format": checkpoint.FORMAT, "step": 2})
     assert str(path) in str(caught.value)
-    assert path.read_bytes() == before and names(tmp_path) == ["state.pt"]
+    assert path.read_bytes() == before
+    assert names(tmp_path) == ["state.pt"]
 
 
 def test_an_interrupted_write_leaves_no_part(tmp_path, monkeypatch):
@@ -89,7 +90,7 @@ def test_an_interrupted_write_leaves_no_part(tmp_path, monkeypatch):
     assert names(tmp_path) == []
 
 
-def test_a_failed_save_drops_no_older_checkpoint(tmp_path, monkeypatch):
+def test_a_failed_save_deletes_no_older_checkpoint(tmp_path, monkeypatch):
     for step in (1, 2):
         checkpoint.save(tmp_path, state(step))
     monkeypatch.setattr(torch, "save", fail_half_way)
@@ -113,54 +114,59 @@ def test_every_nth_is_kept_too(tmp_path):
 def test_the_newest_is_the_latest(tmp_path):
     for step in (9, 10):
         checkpoint.save(tmp_path, state(step))
-    newest, wrong = checkpoint.latest(tmp_path)
-    assert newest is not None and newest["step"] == 10 and wrong == []
+    newest, errors = checkpoint.latest(tmp_path)
+    assert newest is not None
+    assert newest["step"] == 10
+    assert errors == []
 
 
 def test_an_empty_folder_has_no_state(tmp_path):
     assert checkpoint.latest(tmp_path) == (None, [])
 
 
-@pytest.mark.parametrize("share", [0, 0.01, 0.5, 0.99])
-def test_a_cut_newest_is_reported_and_the_one_before_is_used(tmp_path, share):
+@pytest.mark.parametrize("fraction", [0, 0.01, 0.5, 0.99])
+def test_a_truncated_file_is_reported_and_the_one_before_is_used(tmp_path, fraction):
     checkpoint.save(tmp_path, state(1))
     newest = checkpoint.save(tmp_path, state(2))
-    cut(newest, int(share * newest.stat().st_size))
-    used, wrong = checkpoint.latest(tmp_path)
-    assert used is not None and used["step"] == 1
-    assert len(wrong) == 1 and str(newest) in wrong[0]
+    truncate(newest, int(fraction * newest.stat().st_size))
+    used, errors = checkpoint.latest(tmp_path)
+    assert used is not None
+    assert used["step"] == 1
+    assert len(errors) == 1
+    assert str(newest) in errors[0]
 
 
 def test_when_all_are_broken_the_error_lists_them(tmp_path):
     paths = [checkpoint.save(tmp_path, state(step)) for step in (1, 2)]
     for path in paths:
-        cut(path, 40)
+        truncate(path, 40)
     with pytest.raises(ValueError, match="none of its checkpoints") as caught:
         checkpoint.latest(tmp_path)
     assert all(str(path) in str(caught.value) for path in paths)
 
 
 @pytest.mark.parametrize("dump", [torch.save, pickle.dump])
-def test_a_foreign_pickle_is_refused_and_runs_nothing(tmp_path, dump):
-    path, left = tmp_path / "foreign.pt", tmp_path / "left-behind"
+def test_a_hostile_pickle_is_refused_and_executes_nothing(tmp_path, dump):
+    path = tmp_path / "hostile.pt"
+    created = tmp_path / "created"
     with path.open("wb") as file:
-        dump({"format": checkpoint.FORMAT, "step": 1, "trap": Trap(left)}, file)
-    with pytest.raises(ValueError, match=r"foreign\.pt"):
+        dump({"format": checkpoint.FORMAT, "step": 1, "trap": Trap(created)}, file)
+    with pytest.raises(ValueError, match=r"hostile\.pt"):
         checkpoint.read(path)
-    assert not left.exists()
+    assert not created.exists()
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_the_trap_works(tmp_path):
     with (tmp_path / "trap.pt").open("wb") as file:
-        torch.save(Trap(tmp_path / "left-behind"), file)
+        torch.save(Trap(tmp_path / "created"), file)
     torch.load(tmp_path / "trap.pt", weights_only=False).close()
-    assert (tmp_path / "left-behind").exists()
+    assert (tmp_path / "created").exists()
 
 
-@pytest.mark.parametrize("held", [[1, 2], torch.zeros(3), {"step": 1}, {"format": -1}])
-def test_a_file_that_is_not_ours_is_refused(tmp_path, held):
-    torch.save(held, tmp_path / "other.pt")
+@pytest.mark.parametrize("contents", [[1, 2], torch.zeros(3), {"step": 1}, {"format": "pt"}])
+def test_a_third_party_file_is_refused(tmp_path, contents):
+    torch.save(contents, tmp_path / "other.pt")
     with pytest.raises(ValueError, match=r"other\.pt.*not a meanshift file"):
         checkpoint.read(tmp_path / "other.pt")
 
@@ -169,5 +175,54 @@ def test_a_file_that_is_not_ours_is_refused(tmp_path, held):
 def test_a_file_that_is_no_archive_is_refused(tmp_path, content):
     path = tmp_path / "step-000000001.pt"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="not a whole meanshift file"):
+    with pytest.raises(ValueError, match="not a complete meanshift file"):
         checkpoint.read(path)
+
+
+NEWER = checkpoint.FORMAT + 1
+OLDER = checkpoint.FORMAT - 1
+ACTIONS = [(NEWER, "install a newer meanshift"), (OLDER, "install the version that wrote it")]
+
+
+@pytest.mark.parametrize(("version", "action"), ACTIONS)
+def test_another_format_is_refused_with_what_to_do(tmp_path, version, action):
+    path = tmp_path / "state.pt"
+    checkpoint.write(path, {"format": version, "step": 1})
+    with pytest.raises(checkpoint.FormatError, match=action) as caught:
+        checkpoint.read(path)
+    expected = f"{path}: has format {version}, this version reads {checkpoint.FORMAT}; "
+    assert str(caught.value).startswith(expected)
+
+
+@pytest.mark.parametrize(("version", "action"), ACTIONS)
+def test_the_latest_of_another_format_is_not_skipped(tmp_path, version, action):
+    """Going back to an older file would discard what another version computed."""
+    checkpoint.save(tmp_path, state(1))
+    checkpoint.write(tmp_path / "step-000000002.pt", {**state(2), "format": version})
+    with pytest.raises(checkpoint.FormatError, match=action):
+        checkpoint.latest(tmp_path)
+    assert steps(tmp_path) == [1, 2]
+
+
+def test_parts_are_saved_before_and_deleted_after_their_checkpoint(tmp_path):
+    for step in (1, 2, 3):
+        for index in range(2):
+            checkpoint.save_part(tmp_path, step, index, 2, {"rows": torch.full((2,), step + index)})
+        checkpoint.save(tmp_path, state(step, parts=2))
+    newest, errors = checkpoint.latest(tmp_path)
+    assert newest is not None
+    assert errors == []
+    rows = [part["rows"].tolist() for part in checkpoint.parts(tmp_path, newest)]
+    assert rows == [[3, 3], [4, 4]]
+    assert not [name for name in names(tmp_path) if "000001" in name]
+
+
+def test_a_checkpoint_with_a_missing_part_is_not_used(tmp_path):
+    checkpoint.save(tmp_path, state(1))
+    checkpoint.save_part(tmp_path, 2, 0, 2, {})
+    checkpoint.save(tmp_path, state(2, parts=2))
+    used, errors = checkpoint.latest(tmp_path)
+    assert used is not None
+    assert used["step"] == 1
+    assert len(errors) == 1
+    assert "part-0001-of-0002" in errors[0]

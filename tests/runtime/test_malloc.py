@@ -1,4 +1,4 @@
-"""Memory that a process has freed stays with it, so that its pages are not cleared again."""
+"""The process keeps freed memory, so that its pages are not cleared again."""
 
 import subprocess
 import sys
@@ -7,9 +7,9 @@ import pytest
 
 from meanshift.runtime import malloc
 
-FAULTS = """
+PROGRAM = """
 import resource, sys, torch
-from meanshift.memory import keep_memory
+from meanshift.runtime.malloc import keep_memory
 torch.set_num_threads(1)
 if sys.argv[1] == "keep":
     assert keep_memory()
@@ -24,20 +24,21 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def faults(how):
-    """Pages that the system had to find for eight tensors of 64 MB, one after the other."""
-    command = [sys.executable, "-c", FAULTS, how]
+def page_faults(mode):
+    """Page faults of eight tensors of 64 MB, one after the other."""
+    command = [sys.executable, "-c", PROGRAM, mode]
     return int(subprocess.run(command, capture_output=True, check=True).stdout)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a setting of glibc")
-def test_freed_memory_is_used_again_instead_of_mapped_anew():
-    with_it, without = faults("keep"), faults("plain")
-    assert 20 * with_it < without, (with_it, without)
+def test_freed_memory_is_reused():
+    kept = page_faults("keep")
+    default = page_faults("default")
+    assert 20 * kept < default, (kept, default)
 
 
 @pytest.mark.parametrize("error", [AttributeError, OSError, TypeError])
-def test_another_c_library_is_left_as_it_is(monkeypatch, error):
+def test_another_c_library_is_not_changed(monkeypatch, error):
     def missing(_):
         raise error("none here")
 

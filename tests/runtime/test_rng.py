@@ -1,4 +1,4 @@
-"""Randomness is a pure function of its address, uniform, and frozen for good."""
+"""Random numbers are a pure function of their address, uniform, and frozen."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ IDS = torch.tensor([0, 1, 12345])
 WORD = 2**64
 
 
-def finaliser(word):
+def finalizer(word):
     word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 % WORD
     word = (word ^ word >> 27) * 0x94D049BB133111EB % WORD
     return word ^ word >> 31
@@ -18,8 +18,8 @@ def finaliser(word):
 
 def unsigned_bits(seed, epoch, sample, stream, column):
     golden = 0x9E3779B97F4A7C15
-    key = finaliser(finaliser(finaliser(seed % WORD ^ golden) ^ epoch) ^ stream)
-    return finaliser((finaliser(key ^ sample) + golden * (column + 1)) % WORD)
+    key = finalizer(finalizer(finalizer(seed % WORD ^ golden) ^ epoch) ^ stream)
+    return finalizer((finalizer(key ^ sample) + golden * (column + 1)) % WORD)
 
 
 def test_the_mapping_is_frozen():
@@ -38,8 +38,8 @@ def test_the_mapping_is_frozen():
 
 
 def test_the_streams_are_frozen():
-    names = "TARGET ONLINE ORDER SPLIT PROBE REPLACEMENT NETWORK INITIAL".split()
-    assert [getattr(rng, name) for name in names] == list(range(8))
+    names = "TARGET ONLINE ORDER SPLIT SAMPLE REPLACEMENT NETWORK INITIAL SHUFFLE".split()
+    assert [getattr(rng, name) for name in names] == list(range(9))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**62, -1])
@@ -50,7 +50,7 @@ def test_bits_are_splitmix64_in_unsigned_arithmetic(seed):
     assert [[word % WORD for word in row] for row in words.tolist()] == expected
 
 
-def test_an_id_has_the_same_bits_in_any_company():
+def test_the_bits_of_an_id_do_not_depend_on_the_other_ids():
     ids = torch.arange(100)
     whole = rng.bits(3, 4, ids, rng.TARGET, 6)
     shuffled = torch.randperm(100, generator=torch.Generator().manual_seed(0))
@@ -59,12 +59,12 @@ def test_an_id_has_the_same_bits_in_any_company():
     assert torch.equal(rng.bits(3, 4, ids[[9, 9]], rng.TARGET, 6), whole[[9, 9]])
 
 
-def test_more_columns_leave_the_first_ones_alone():
+def test_more_columns_do_not_change_the_first_ones():
     many = rng.bits(3, 4, IDS, rng.TARGET, 64)
     assert torch.equal(rng.bits(3, 4, IDS, rng.TARGET, 5), many[:, :5])
 
 
-def test_nothing_depends_on_or_moves_the_global_generator():
+def test_the_global_generator_is_neither_used_nor_changed():
     torch.manual_seed(1)
     before = torch.get_rng_state()
     first = rng.uniform(3, 4, IDS, rng.TARGET, 2), rng.permutation(3, 4, 50)
@@ -84,7 +84,7 @@ def test_every_part_of_the_address_matters():
     assert torch.stack(words).unique().numel() == len(addresses) * 50 * 4
 
 
-def test_numbers_lie_in_the_unit_interval_and_are_double():
+def test_numbers_are_in_the_unit_interval_and_double():
     numbers = rng.uniform(0, 0, torch.arange(10_000), rng.TARGET, 10)
     assert numbers.dtype == torch.float64
     assert 0 <= numbers.min() < 1e-3
@@ -123,7 +123,7 @@ def test_neighboring_ids_columns_and_epochs_are_independent():
     assert not pairs_are_uniform(now[:, 0], now[:, 0])
 
 
-def test_order_visits_everything_once_and_anew_each_epoch():
+def test_each_epoch_is_another_permutation():
     orders = [rng.permutation(0, epoch, 1000) for epoch in range(3)]
     for order in orders:
         assert torch.equal(order.sort().values, torch.arange(1000))
@@ -132,7 +132,7 @@ def test_order_visits_everything_once_and_anew_each_epoch():
     assert not torch.equal(orders[0], rng.permutation(1, 0, 1000))
 
 
-def test_every_place_of_the_order_is_equally_likely():
+def test_every_id_is_equally_likely_to_be_first():
     first = torch.stack([rng.permutation(0, epoch, 10)[0] for epoch in range(600)])
     assert stats.chisquare(first.bincount(minlength=10).numpy()).pvalue > 0.01
 
@@ -144,3 +144,17 @@ def test_seeds_for_libraries_are_valid_and_differ():
     assert len(seeds) == 50
     assert all(0 <= seed < 2**63 for seed in seeds)
     torch.Generator().manual_seed(max(seeds))
+
+
+def test_copies_of_a_view_have_streams_of_their_own():
+    streams = [rng.view_stream(stream, copy) for stream in range(9) for copy in range(20)]
+    assert len(set(streams)) == len(streams)
+    assert [rng.view_stream(stream, 0) for stream in range(9)] == list(range(9))
+
+
+def test_a_choice_is_a_sorted_subset_of_the_indices():
+    chosen = rng.choice(3, 1000, 50, rng.SAMPLE)
+    assert len(chosen.unique()) == 50
+    assert torch.equal(chosen, chosen.sort().values)
+    assert not torch.equal(chosen, rng.choice(4, 1000, 50, rng.SAMPLE))
+    assert rng.choice(3, 5, 50, rng.SAMPLE).tolist() == [0, 1, 2, 3, 4]

@@ -1,8 +1,8 @@
 """Tiny copies of the ten transfer datasets in their real layouts.
 
-An image's color tells its class (red) and its number in the class (green), so that labels are
-checked against pixels. Numbers 0 to 7 are to train on (6 and 7 validate where a validation set is
-given), 8 to 11 to test on, later ones belong to no part.
+The color of an image encodes its class (red) and its number in the class (green), so that labels
+can be checked against pixels. Numbers 0 to 7 are training images (6 and 7 validation images where a
+validation set is given), 8 to 11 are test images, later ones belong to no part.
 """
 
 import json
@@ -30,7 +30,7 @@ def paint(path, label, serial):
 
 
 def shuffled(part, seed=0):
-    """The images of a part, classes mixed, in no order."""
+    """The images of a part in random order."""
     every = list(product(range(3), SERIES[part]))
     return [every[index] for index in np.random.default_rng(seed).permutation(len(every))]
 
@@ -40,11 +40,12 @@ def write(path, text):
     path.write_text(text)
 
 
-# The layouts, as the archives unpack and torchvision expects them; each gives its classes' names
+# The layouts, as the archives unpack and torchvision expects them; each returns the classes' names
 
 
 def make_food101(root, _):
-    names, home = ["apple_pie", "pho", "waffles"], root / "food-101"
+    names = ["apple_pie", "pho", "waffles"]
+    home = root / "food-101"
     for part, series in (("train", SERIES["trainval"]), ("test", SERIES["test"])):
         listed = {names[label]: [f"{names[label]}/{s}" for s in series] for label in (2, 0, 1)}
         write(home / "meta" / f"{part}.json", json.dumps(listed))
@@ -61,7 +62,8 @@ def batch(listed, key):
 
 
 def make_cifar10(root, monkeypatch):
-    home, every = root / "cifar-10-batches-py", shuffled("trainval")
+    home = root / "cifar-10-batches-py"
+    every = shuffled("trainval")
     home.mkdir(parents=True)
     for number in range(5):
         (home / f"data_batch_{number + 1}").write_bytes(batch(every[number::5], "labels"))
@@ -84,7 +86,7 @@ def make_cifar100(root, monkeypatch):
 
 
 def trust(monkeypatch, kind):
-    """The tiny batches have other checksums than torchvision's."""
+    """Accept the tiny batches, whose checksums are not torchvision's."""
     for listed in ("train_list", "test_list"):
         unsigned = [[file, None] for file, _ in getattr(kind, listed)]
         monkeypatch.setattr(kind, listed, unsigned)
@@ -92,7 +94,8 @@ def trust(monkeypatch, kind):
 
 
 def make_sun397(root, _, lists="SUN397"):
-    names, home = ["abbey", "apartment_building/outdoor", "bakery/shop"], root / "SUN397"
+    names = ["abbey", "apartment_building/outdoor", "bakery/shop"]
+    home = root / "SUN397"
     file = "/{}/{}/sun_{:04d}.jpg".format
     for label, serial in product(range(3), range(14)):
         paint(home / file(names[label][0], names[label], serial)[1:], label, serial)
@@ -105,10 +108,8 @@ def make_sun397(root, _, lists="SUN397"):
 
 
 def make_cars(root, _):
-    names, home = (
-        ["Acura TL Sedan 2012", "BMW M3 Coupe 2012", "Tesla S 2012"],
-        root / "stanford_cars",
-    )
+    names = ["Acura TL Sedan 2012", "BMW M3 Coupe 2012", "Tesla S 2012"]
+    home = root / "stanford_cars"
     fields = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class", "fname")
     for part, folder, path in (
         ("trainval", "cars_train", "devkit/cars_train_annos.mat"),
@@ -126,7 +127,8 @@ def make_cars(root, _):
 
 
 def make_aircraft(root, _):
-    names, home = ["707-320", "Cessna 172", "DR-400"], root / "fgvc-aircraft-2013b" / "data"
+    names = ["707-320", "Cessna 172", "DR-400"]
+    home = root / "fgvc-aircraft-2013b" / "data"
     families = ["Boeing 707", "Cessna 172", "DR-400"]
     write(home / "variants.txt", "\n".join(names) + "\n")
     write(home / "families.txt", "\n".join(families) + "\n")
@@ -140,7 +142,8 @@ def make_aircraft(root, _):
 
 
 def make_dtd(root, _):
-    names, home = ["banded", "dotted", "zigzagged"], root / "dtd" / "dtd"
+    names = ["banded", "dotted", "zigzagged"]
+    home = root / "dtd" / "dtd"
     for label, serial in product(range(3), range(12)):
         paint(home / "images" / names[label] / f"{names[label]}_{serial:04d}.jpg", label, serial)
     for part in ("train", "val", "test"):
@@ -152,7 +155,8 @@ def make_dtd(root, _):
 
 
 def make_pets(root, _):
-    files, home = ["Abyssinian", "american_bulldog", "yorkshire_terrier"], root / "oxford-iiit-pet"
+    files = ["Abyssinian", "american_bulldog", "yorkshire_terrier"]
+    home = root / "oxford-iiit-pet"
     for part in ("trainval", "test"):
         listed = shuffled(part)
         for label, serial in listed:
@@ -163,7 +167,8 @@ def make_pets(root, _):
 
 
 def make_caltech101(root, _):
-    names, home = ["BACKGROUND_Google", "Faces", "airplanes"], root / "caltech101"
+    names = ["BACKGROUND_Google", "Faces", "airplanes"]
+    home = root / "caltech101"
     for label, serial in product(range(3), range(12)):
         file = f"image_{serial + 1:04d}.jpg"
         paint(home / "101_ObjectCategories" / names[label] / file, label, serial)
@@ -172,7 +177,8 @@ def make_caltech101(root, _):
 
 
 def make_flowers102(root, monkeypatch):
-    home, every = root / "flowers-102", []
+    home = root / "flowers-102"
+    every = []
     for part in ("train", "val", "test"):
         every += shuffled(part)
     for number, code in enumerate(every, start=1):
@@ -186,12 +192,12 @@ def make_flowers102(root, monkeypatch):
     return datasets.Flowers102.classes[:3]
 
 
-def write_copy(name, root, monkeypatch, **more):
-    """Writes one and shrinks its entry of the table to it; gives the classes' names."""
+def write_copy(name, root, monkeypatch, **changes):
+    """Write a tiny copy and adapt its entry of the table to it; return the classes' names."""
     tiny = {"classes": 3, "sizes": (18, 6, 12)}
-    if DATASETS[name].count:
-        tiny |= {"count": 2}
-    if DATASETS[name].drawn:
-        tiny |= {"drawn": 8}
-    monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], **{**tiny, **more}))
+    if DATASETS[name].val_per_class:
+        tiny |= {"val_per_class": 2}
+    if DATASETS[name].train_per_class:
+        tiny |= {"train_per_class": 8}
+    monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], **{**tiny, **changes}))
     return globals()[f"make_{name}"](root, monkeypatch)

@@ -19,8 +19,9 @@ from PIL import Image
 from meanshift.runtime import checkpoint
 from tests.support.forked import RANK_VARIABLES, ForkedCommand, free_port, rank_environment
 
-DEADLINE = 120.0
-"""seconds after which a process that still runs counts as hanging"""
+DEADLINE = 240.0
+"""seconds after which a process counts as hanging; less than the timeout of a test, so that its
+output is shown"""
 
 TIMING = ("images_per_second", "seconds")
 """metrics that differ from run to run"""
@@ -181,11 +182,11 @@ def torchrun(
 
 
 def run_processes(
-    world: int, arguments: Sequence[str], folder: Path, **how: Any
+    world: int, arguments: Sequence[str], folder: Path, *, within: float = DEADLINE, **how: Any
 ) -> tuple[list[int], ProcessGroup]:
     """Start processes and wait for them: exit codes, and the group for its output."""
     with start_processes(world, arguments, folder, **how) as group:
-        return group.wait(), group
+        return group.wait(within=within), group
 
 
 @contextmanager

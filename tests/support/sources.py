@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import torch
 
 from meanshift.data import open_source
+from meanshift.data.folder import FolderSource
 from meanshift.data.loader import batches
 from tests.support.views import two_views
 
@@ -26,6 +27,29 @@ def assert_same_images(ours, theirs):
     assert len(ours) == len(theirs)
     for index in range(len(theirs)):
         assert torch.equal(ours.read(index), theirs.read(index)), theirs.title(index)
+
+
+def assert_is_folder(source, root):
+    """The source has the images, the labels and the classes of a folder."""
+    folder = FolderSource(root)
+    assert_same_images(source, folder)
+    assert torch.equal(source.labels, folder.labels)
+    assert source.classes == folder.classes
+
+
+def image_cells(root):
+    """The images of a folder as cells of a table, as the `datasets` library stores them."""
+    return [{"bytes": file.read_bytes(), "path": None} for file in sorted(root.rglob("*.jpg"))]
+
+
+def table_columns(root, classes):
+    """The columns of a table of a folder's images: their classes, and a number of no interest."""
+    files = sorted(root.rglob("*.jpg"))
+    return {
+        "id": list(range(len(files))),
+        "image": image_cells(root),
+        "label": [classes.index(file.parent.name) for file in files],
+    }
 
 
 def truncate_file(path):

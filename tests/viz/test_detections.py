@@ -264,7 +264,7 @@ def test_long_names_are_shortened_and_strange_ones_are_drawn(tmp_path):
     )
     assert [file.name for file in files] == ["detections.png", "detections.svg"]
     with Image.open(files[0]) as image:
-        assert image.size == (612, 86 + 420 + 26 + 6)
+        assert image.size == (632, 86 + 420 + 26 + 6)
     assert "1 of 2 objects found" in files[1].read_text()
 
 

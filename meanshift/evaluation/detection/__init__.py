@@ -1,1 +1,1 @@
-"""Object detection on Pascal VOC with a Faster R-CNN."""
+"""Object detection in the layout of Pascal VOC, with a Faster R-CNN."""

@@ -50,9 +50,16 @@ function meanshiftCurves(container, options) {
     const exact = (high - low) / count;
     const power = 10 ** Math.floor(Math.log10(exact));
     const step = [1, 2, 5, 10].map(factor => factor * power).find(size => size >= exact * 0.999);
-    const found = [];
-    for (let number = Math.ceil(low / step - 1e-9); number * step <= high + step * 1e-9; number++) found.push(number * step);
-    return found;
+    const values = [];
+    for (let number = Math.ceil(low / step - 1e-9); number * step <= high + step * 1e-9; number++) values.push(number * step);
+    return values.map(value => ({value, label: tickLabel(value, step)}));
+  }
+
+  function tickLabel(value, step) {  // as many digits as neighboring ticks need to differ
+    const decimals = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+    if (Math.abs(value) >= 1000) return Math.round(value).toLocaleString("en");
+    if (decimals <= 4) return value.toFixed(decimals);
+    return Math.abs(value) < step / 2 ? "0" : value.toExponential(0);
   }
 
   function rangeX(lines) {
@@ -70,10 +77,10 @@ function meanshiftCurves(container, options) {
         high = Math.max(high, y);
       }
     }
-    const lacking = (options.minRange || 0) - (high - low);
-    if (lacking > 0) {
-      low -= lacking / 2;
-      high += lacking / 2;
+    const shortfall = (options.minRange || 0) - (high - low);
+    if (shortfall > 0) {
+      low -= shortfall / 2;
+      high += shortfall / 2;
     }
     const margin = Math.max((high - low) * 0.06, Math.abs(high) * 1e-3) || 1;
     const startsAtZero = low >= 0 && low - margin < 0;
@@ -82,11 +89,12 @@ function meanshiftCurves(container, options) {
 
   function drawAxes([x0, x1], [y0, y1]) {
     for (const tick of ticks(y0, y1, 3)) {
-      add("line", {class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: toY(tick), y2: toY(tick)});
-      add("text", {x: LEFT - 5, y: toY(tick) + 4, "text-anchor": "end"}, format(tick));
+      const y = toY(tick.value);
+      add("line", {class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y, y2: y});
+      add("text", {x: LEFT - 5, y: y + 4, "text-anchor": "end"}, tick.label);
     }
     for (const tick of ticks(x0, x1, 5)) {
-      add("text", {x: toX(tick), y: HEIGHT - 6, "text-anchor": "middle"}, +tick.toFixed(6));
+      add("text", {x: toX(tick.value), y: HEIGHT - 6, "text-anchor": "middle"}, tick.label);
     }
   }
 

@@ -221,7 +221,7 @@ async function selectRow(row) {
   state.selectedImage = image;
   $("announcement").textContent = `Selected ${titleOf(image)}`;
   $("use-selected").disabled = Boolean(state.run.missing);
-  const legend = image.label ? [element("span", {className: "line"}), " same label  "] : [];
+  const legend = image.label ? [element("span", {className: "line"}), " same label "] : [];
   $("detail").replaceChildren(
     selectedImageElement(image),
     element("div", {className: "strips"}, ...image.snapshots.map(neighborStrip)),

@@ -141,7 +141,7 @@ async function followRun() {
 }
 
 function describeProgress(run) {
-  if (run.epochs_done >= run.epochs) return `finished, ${run.epochs} epochs`;
+  if (run.epochs_done >= run.epochs) return `finished, ${run.epochs} epoch${run.epochs === 1 ? "" : "s"}`;
   const progress = `epoch ${run.epochs_done.toFixed(1)} of ${run.epochs}`;
   if (!run.training) {
     const silence = run.seconds_silent === null ? "nothing logged yet" : `nothing logged for ${formatDuration(run.seconds_silent)}`;
@@ -208,33 +208,33 @@ function fillSelects() {
 
 /* Curves */
 
-const CHARTS = [
-  ["Loss", ["loss"]],
-  ["Agreement of the views", ["agreement"]],
-  ["Purity of the neighbors", ["purity", "purity_weak", "purity_strong"]],
-  ["k-NN on validation images, %", ["1-NN", "20-NN"]],
-  ["Effective rank", ["effective_rank", "feature_rank"]],
-  ["Spread", ["spread"]],
-  ["Neighbors kept since the snapshot before", ["neighbors_kept"]],
-  ["Learning rate", ["lr"]],
-  ["Images per second", ["images_per_second"]],
+const CHARTS = [  // minRange: the smallest range of the axis, so that a small change looks small
+  {title: "Loss", metrics: ["loss"]},
+  {title: "Agreement of the views", metrics: ["agreement"], minRange: 0.1},
+  {title: "Purity of the neighbors", metrics: ["purity", "purity_weak", "purity_strong"], minRange: 0.1},
+  {title: "k-NN on validation images, %", metrics: ["1-NN", "20-NN"], minRange: 10},
+  {title: "Effective rank", metrics: ["effective_rank", "feature_rank"]},
+  {title: "Spread", metrics: ["spread"], minRange: 0.1},
+  {title: "Neighbors kept since the snapshot before", metrics: ["neighbors_kept"], minRange: 0.1},
+  {title: "Learning rate", metrics: ["lr"]},
+  {title: "Images per second", metrics: ["images_per_second"]},
 ];
 const charts = new Map();
 
 function chartsOf(curves) {  // the known ones, then one for each other metric that varies
-  const known = new Set(CHARTS.flatMap(([, names]) => names));
+  const known = new Set(CHARTS.flatMap(chart => chart.metrics));
   const others = Object.keys(curves).filter(name => !known.has(name) && new Set(curves[name].y).size > 1);
-  return [...CHARTS, ...others.map(name => [name.replaceAll("_", " "), [name]])];
+  return [...CHARTS, ...others.map(name => ({title: name.replaceAll("_", " "), metrics: [name]}))];
 }
 
 function showCurves() {
   const {curves, warnings} = state.run;
   const marks = warnings.filter(warning => warning.kind === "collapse").map(warning => ({x: warning.epoch, text: "collapse"}));
-  for (const [title, names] of chartsOf(curves)) {
-    const series = names.filter(name => curves[name]).map((name, i) => ({name: name.replaceAll("_", " "), ...curves[name], color: `var(--c${i})`}));
+  for (const {title, metrics, minRange} of chartsOf(curves)) {
+    const series = metrics.filter(name => curves[name]).map((name, i) => ({name: name.replaceAll("_", " "), ...curves[name], color: `var(--c${i})`}));
     if (!series.length) continue;
     if (charts.has(title)) charts.get(title).update({series, marks});
-    else charts.set(title, meanshiftCurves($("charts"), {title, series, marks}));
+    else charts.set(title, meanshiftCurves($("charts"), {title, series, marks, minRange}));
   }
   $("no-curves").hidden = charts.size > 0;
   $("settings").replaceChildren(...state.run.settings.map(([name, value]) =>

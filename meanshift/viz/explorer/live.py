@@ -108,7 +108,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("method", ", ".join(method)),
         (
             "training",
-            f"{train.epochs} epochs, batch {train.batch_size}, learning rate {config.optim.lr:g}",
+            f"epochs {train.epochs}, batch {train.batch_size}, learning rate {config.optim.lr:g}",
         ),
         ("seed", str(train.seed)),
     ]

@@ -204,7 +204,7 @@ class Explorer:
     def colors(self, by: str, *, epoch: int) -> dict[str, Any]:
         """A value for each snapshot image: label, cluster, purity, or a column as =NAME."""
         if by == "cluster":
-            names, assigned = self._clusters(self.run.snapshot_epochs[-1])
+            names, assigned = self._clusters(analysis.select_epochs(self.run)[-1])
             return categories([names[cluster] for cluster in assigned.tolist()], order=names)
         if by.startswith("=") and self.metadata is not None:
             return self.metadata.colors(by[1:], self._indices().tolist())

@@ -17,13 +17,13 @@ def draw(runs: Sequence[Run], options: Options) -> Drawing:
     assigned, indices = stored_clusters(run)
     labels = run.source.labels if run.source.labeled else None
     filled = assigned.unique()
-    chosen = filled[rng.choice(options.seed, len(filled), options.rows or 30, rng.PROBE)]
+    chosen = filled[rng.choice(options.seed, len(filled), options.rows or 30, rng.SAMPLE)]
     side, scale = style.cell_size(run.config.data.image_size)
     cells = []
     captions = []
     for cluster in chosen.tolist():
         members = indices[assigned == cluster]
-        seed = rng.derive_seed(options.seed, cluster, rng.PROBE)
+        seed = rng.derive_seed(options.seed, cluster, rng.SAMPLE)
         shown = members[rng.permutation(seed, 0, len(members))[: options.columns or 20]]
         cells.append([run.thumbnail(index, side).numpy() for index in shown.tolist()])
         caption = f"{len(members):,} images"

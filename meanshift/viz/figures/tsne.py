@@ -19,7 +19,7 @@ from meanshift.viz.tsne import tsne_maps
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MAX_COLORS = 10  # more cannot be told apart
+_MAX_COLORS = 10  # more cannot be distinguished
 
 
 def draw(runs: Sequence[Run], options: Options) -> Drawing:
@@ -84,7 +84,7 @@ def _groups(run: Run, seed: int) -> tuple[Int[Tensor, " n"], list[str], str]:
         names, assigned = cluster_features(run.snapshot(run.snapshot_epochs[-1]).features)
         return assigned, names, "cluster\n(k-means of the\nlast snapshot)"
     present = labels[labels >= 0].unique()
-    chosen = present[rng.choice(seed, len(present), _MAX_COLORS, rng.PROBE)]
+    chosen = present[rng.choice(seed, len(present), _MAX_COLORS, rng.SAMPLE)]
     matches = labels[:, None] == chosen
     names = [style.shorten(run.source.classes[label]) for label in chosen.tolist()]
     return torch.where(matches.any(1), matches.int().argmax(1), -1), names, "class"

@@ -34,7 +34,7 @@ def draw(runs: Sequence[Run], options: Options) -> Drawing:
     (run,) = runs
     epochs = _choose_epochs(run, options.epochs)
     views = single_views(run.views)
-    ids = rng.choice(options.seed, len(run.source), options.rows or 6, rng.PROBE)
+    ids = rng.choice(options.seed, len(run.source), options.rows or 6, rng.SAMPLE)
     replayed = [
         replay(run, ids, epoch=epoch - 1, keep_images=epoch == epochs[0]) for epoch in epochs
     ]

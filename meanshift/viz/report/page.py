@@ -40,7 +40,16 @@ EXPLANATIONS = {
     "spread": "1 if the embeddings point everywhere, 0 if all are the same",
 }
 HIGHLIGHTS = ("loss", "20-NN", "purity", "effective_rank")
-MIN_RANGES = {"20-NN": 10, "1-NN": 10, "purity": 0.1, "agreement": 0.1, "spread": 0.1}
+MIN_RANGES = {
+    "20-NN": 10,
+    "1-NN": 10,
+    "purity": 0.1,
+    "purity_weak": 0.1,
+    "purity_strong": 0.1,
+    "agreement": 0.1,
+    "spread": 0.1,
+    "neighbors_kept": 0.1,
+}
 """smallest range of a curve's axis, so that a small change looks small"""
 
 
@@ -133,7 +142,7 @@ def _summary(run: Run) -> str:
         facts.append(f"k {k}")
     views = ", ".join(map(view_title, run.views))
     facts += [f"views {views}", config.encoder.name]
-    progress = f"all {epochs} epochs trained."
+    progress = "its epoch is trained." if epochs == 1 else f"all {epochs} epochs are trained."
     if not run.finished:
         progress = (
             f"{run.epochs_done:.1f} of {epochs} epochs so far; the metrics below are not final."

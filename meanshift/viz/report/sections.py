@@ -130,11 +130,11 @@ def clusters_section(run: Run, *, rows: int = 10, columns: int = 14) -> dict[str
     assigned, indices = stored_clusters(run)
     side = _thumbnail_side(run)
     filled = (assigned.bincount() > 0).nonzero()[:, 0]
-    chosen = filled[rng.choice(0, len(filled), rows, rng.PROBE)]
+    chosen = filled[rng.choice(0, len(filled), rows, rng.SAMPLE)]
     strips = []
     for cluster in chosen.tolist():
         members = indices[assigned == cluster]
-        order = rng.uniform(cluster, 0, torch.arange(len(members)), rng.PROBE, 1)[:, 0].argsort()
+        order = rng.uniform(cluster, 0, torch.arange(len(members)), rng.SAMPLE, 1)[:, 0].argsort()
         caption = f"{len(members):,} images"
         if run.source.labels is not None:
             labels = run.source.labels[members]
@@ -150,7 +150,7 @@ def clusters_section(run: Run, *, rows: int = 10, columns: int = 14) -> dict[str
 
 def views_section(run: Run, *, count: int = 8) -> dict[str, Any]:
     """Training images and the views of each in the first epoch, one strip per view."""
-    ids = rng.choice(1, len(run.source), count, rng.PROBE)
+    ids = rng.choice(1, len(run.source), count, rng.SAMPLE)
     replayed = replay(run, ids, epoch=0, keep_images=True)
     if not len(replayed.ids):
         raise MissingData(f"{run.folder}: none of the images that were chosen can be read")
@@ -188,7 +188,7 @@ def data_section(run: Run) -> dict[str, Any]:
 def _size_rows(run: Run) -> list[tuple[str, str]]:
     """The sizes of the images: of all, or of a random sample where each file must be read."""
     source = run.source
-    sample = rng.choice(0, len(source), 1 if source.uniform else 200, rng.PROBE)
+    sample = rng.choice(0, len(source), 1 if source.uniform else 200, rng.SAMPLE)
     sizes = []
     for index in sample.tolist():
         try:
@@ -235,7 +235,7 @@ def _has_new_detections(image: Path) -> bool:
         return False
     if image.exists() and image.stat().st_mtime_ns >= arrays.stat().st_mtime_ns:
         return False
-    with np.load(arrays) as stored:
+    with arrays.open("rb") as file, np.load(file) as stored:
         return "detection_boxes" in stored.files
 
 

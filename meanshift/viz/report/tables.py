@@ -30,7 +30,8 @@ def result_tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
             )
             row = _row(run, name, result, prefix=f"{run.name}: " if len(runs) > 1 else "")
             table["columns"] |= dict.fromkeys(row["metrics"])
-            table["rows"].append(row)
+            if not any(_equal(row, known) for known in table["rows"]):
+                table["rows"].append(row)
     for table in tables.values():
         table["rows"].sort(key=lambda row: not row["own"])
         table["columns"] = list(table["columns"])
@@ -57,6 +58,11 @@ def _row(run: Run, name: str, result: Mapping[str, Any], *, prefix: str) -> dict
         "card": [(key, format_value(value)) for key, value in card.items()],
         "image": sections.result_image(run, name),
     }
+
+
+def _equal(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two rows are the same baseline, evaluated beside each of two runs."""
+    return not row["own"] and (row["name"], row["metrics"]) == (other["name"], other["metrics"])
 
 
 def _baseline(encoder: str) -> str:

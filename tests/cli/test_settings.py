@@ -1,0 +1,197 @@
+"""Settings on the command line: they follow the recipe, the file and the method that are named."""
+
+import pytest
+
+from meanshift.cli import parse_arguments
+from meanshift.cli.settings import configure, scan_start
+from meanshift.config import METHODS, Config, settings
+from meanshift.config.recipes import RECIPES, recipe
+
+OUT = ["--out", "run"]
+
+
+def parse(*words):
+    return configure(parse_arguments(["pretrain", *words, *OUT]))
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("command", ["demo", "pretrain"])
+def test_help_has_the_settings_of_the_method_that_is_named(call, command, name):
+    words = ["small"] if command == "pretrain" else []
+    code, out, _ = call(command, *words, "--method.name", name, "--help")
+    flat = " ".join(out.split())
+    assert code == 0
+    for path, _, _, text in settings(METHODS[name]):
+        assert f"--{path} " in flat
+        assert text.split()[-1] in flat
+    others = [
+        path
+        for other in METHODS.values()
+        for path, *_ in settings(other)
+        if path not in {path for path, *_ in settings(METHODS[name])}
+    ]
+    assert not any(f"--{path} " in flat for path in others)
+
+
+@pytest.mark.parametrize("name", ["small", "imagenet-r50-byol-ws"])
+def test_help_has_the_values_of_the_recipe_that_is_named(call, name):
+    _, out, _ = call("pretrain", name, "--help")
+    flat = " ".join(out.split())
+    values = recipe(name).to_dict()
+    for path, _, _, text in settings(type(recipe(name).method)):
+        group, _, field = path.partition(".")
+        value = values[group][field]
+        shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
+        assert " ".join(f"{text} [{shown}]".split()) in flat
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "small --method.k 7 --train.epochs 3",
+        "--method.k 7 small --train.epochs 3",
+        "--method.symmetric true --train.epochs 3 small --method.k=7 --method.symmetric=false",
+        "--train.epochs 3 --data sample --method.k 7 small",
+    ],
+)
+def test_the_recipe_is_found_wherever_it_is_typed(words):
+    expected = recipe("small").with_overrides({"method.k": 7, "train.epochs": 3})
+    assert parse(*words.split()) == expected
+
+
+def test_a_value_that_is_the_name_of_a_recipe_is_not_the_recipe():
+    args = parse_arguments(["pretrain", "--out", "small", "--data", "demo", "cifar10-r18"])
+    expected = recipe("cifar10-r18").with_overrides({"data.source": "demo"})
+    assert configure(args) == expected and str(args.out) == "small"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_without_flags_is_the_recipe(name):
+    assert parse(name) == recipe(name)
+    assert scan_start([name]) == recipe(name)
+
+
+def test_a_flag_without_a_value_sets_a_yes_or_no_setting():
+    assert parse("small", "--method.symmetric").method.symmetric is True
+    assert parse("small", "--method.whiten", "false").method.whiten is False
+
+
+# Another method
+
+
+def test_another_method_brings_its_own_views_optimizer_and_schedule():
+    config = parse("small", "--method.name", "byol-asym", "--optim.warmup_epochs", "4")
+    expected = Config().with_overrides(
+        {"method.name": "byol-asym", "optim.warmup_epochs": 4, "data.image_size": 96}
+    )
+    assert config.method == expected.method
+    assert (config.views, config.optim) == (expected.views, expected.optim)
+    assert (config.data, config.encoder, config.train) == (
+        recipe("small").data,
+        recipe("small").encoder,
+        recipe("small").train,
+    )
+
+
+def test_the_settings_that_another_method_changes_are_printed(capsys):
+    parse("small", "--method.name", "byol-asym", "--optim.warmup_epochs", "4")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "the method byol-asym changes these settings:",
+        "  method.whiten: False (small: True)",
+        "  optim.schedule: epoch (small: step)",
+    ]
+
+
+def test_nothing_is_printed_if_the_method_stays(capsys):
+    parse("small", "--method.name", "msf", "--optim.schedule", "epoch")
+    assert capsys.readouterr().err == ""
+
+
+# A whole configuration
+
+
+def test_a_file_takes_the_place_of_a_recipe_and_flags_win(tmp_path, capsys):
+    file = tmp_path / "run.json"
+    config = recipe("demo").with_overrides({"method.name": "byol-asym", "train.epochs": 3})
+    file.write_text(config.to_json())
+    assert parse("--config", str(file)) == config
+    changed = parse("--config", str(file), "--train.epochs", "9", "--data", "folder")
+    assert changed == config.with_overrides({"train.epochs": 9, "data.source": "folder"})
+    assert capsys.readouterr().err == ""
+
+
+def test_the_settings_of_the_method_in_a_file_are_flags(call, tmp_path):
+    file = tmp_path / "run.json"
+    file.write_text(recipe("imagenet-r50-byol-ss").to_json())
+    _, out, _ = call("pretrain", "--config", file, "--help")
+    assert "--method.momentum " in out and "--method.k " not in out
+
+
+@pytest.mark.parametrize(
+    ("contents", "words"),
+    [
+        (None, ["cannot be read", "RUN/config.json"]),
+        ("{", ["run.json"]),
+        ('{"format": 1}', ["run.json", "format 1"]),
+        ('{"format": 2, "methods": {}}', ["run.json", "unknown group 'methods'"]),
+        ('{"format": 2, "method": {"kk": 2}}', ["run.json", "method.k"]),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused(call, tmp_path, contents, words):
+    file = tmp_path / "run.json"
+    if contents is not None:
+        file.write_text(contents)
+    code, _, err = call("pretrain", "--config", file, "--out", tmp_path / "run")
+    assert code == 2 and all(word in err for word in words), err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_and_a_file_together_are_refused(call, tmp_path):
+    file = tmp_path / "run.json"
+    file.write_text(recipe("demo").to_json())
+    code, _, err = call("pretrain", "small", "--config", file, "--out", tmp_path / "run")
+    assert code == 2 and "small" in err and str(file) in err and "need one of them" in err
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["need a recipe", "small", "--config"]),
+        (["smal"], ["'smal'", "small"]),
+        (["small", "--method.kk", "3"], ["method.kk", "did you mean method.k"]),
+        (["--method.kk", "3", "small"], ["method.kk", "did you mean method.k"]),
+        (["small", "--train.epoch=3"], ["train.epoch", "did you mean train.epochs"]),
+        (["small", "--method.name", "byol"], ["'byol'", "msf, byol-asym", "--method.module"]),
+        (
+            ["small", "--method.name", "byol-asym", "--method.k", "3"],
+            ["method.k", "byol-asym has no such setting", "msf"],
+        ),
+        (["imagenet-r50-byol-ss", "--method.k", "3"], ["method.k", "belongs to msf"]),
+        (["small", "--method.module", "none.py:Mine"], ["none.py", "cannot be imported"]),
+        (["small", "--method.module", "json:dumps"], ["json", "no class dumps"]),
+        (["small", "--method.module", "json:JSONDecoder"], ["JSONDecoder", "Settings"]),
+        (["small", "--data", "no/such/folder"], ["no/such/folder", "need a folder"]),
+        (["small", "--data", "sample", "--method.k", "3000"], ["method.k", "3000", "2048"]),
+        (["small", "--train.batch_size", "4096"], ["4096", "--train.batch_size"]),
+        (["small", "--method.k", "many"], ["method.k", "'many'", "whole number"]),
+        (["small", "--optim.lr", "-1"], ["optim.lr", "-1", "above 0"]),
+        (
+            ["small", "--method.target_view", "medium"],
+            ["method.target_view", "'medium'", "weak, strong"],
+        ),
+        (["small", "--encoder.name", "resnet81"], ["encoder.name", "resnet81", "resnet18"]),
+        (["small", "--train.device", "toaster"], ["train.device", "'toaster'"]),
+        (["small", "--train.precision", "float16", "--train.device", "cpu"], ["float16", "GPU"]),
+    ],
+)
+def test_a_mistake_is_one_clear_message(call, tmp_path, arguments, words):
+    code, out, err = call("pretrain", *arguments, "--out", tmp_path / "run")
+    assert (code, out) == (2, "")
+    assert err.count("meanshift: ") == 1
+    message = err.partition("meanshift: ")[2]
+    assert all(word in message for word in words), message
+    assert not (tmp_path / "run").exists()

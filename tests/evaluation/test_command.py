@@ -1,0 +1,208 @@
+"""`evaluate`, `embed` and `export` as a user types them, on folders of tiny images."""
+
+import argparse
+import json
+import re
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torchvision import models
+
+from meanshift import load_encoder
+from meanshift.models import feature_cache
+from meanshift.transforms import eval
+
+TINY = (
+    "--data.image_size 16 --encoder.width 0.125 --train.batch_size 4 --method.bank_size 16 "
+    "--train.device cpu --train.epochs 1 --optim.warmup_epochs 0 --data.workers 0 "
+    "--train.snapshots 0"
+).split()
+
+
+@pytest.fixture
+def photos(tmp_path, make_images):
+    counts = {"train/a": 12, "train/b": 12, "val/a": 4, "val/b": 4}
+    return make_images(tmp_path / "photos", counts, size=(20, 24))
+
+
+@pytest.fixture
+def run(call, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call("pretrain", "small", "--data", photos, "--out", "run", *TINY)
+    assert code == 0, err
+    return tmp_path / "run"
+
+
+def read_json(path):
+    return json.loads(path.read_text())
+
+
+def test_several_protocols_share_one_extraction(call, run, monkeypatch):
+    read = []
+    transform = eval.eval_transform
+
+    def counts(source, indices, *options, **more):
+        read.extend(source.title(int(index)) for index in indices)
+        return transform(source, indices, *options, **more)
+
+    monkeypatch.setattr(eval, "eval_transform", counts)
+    code, out, err = call("evaluate", "knn", "linear", "cluster", "semi", run, "--fractions", "0.5")
+    assert code == 0, err
+    assert len(read) == 32 and len(set(read)) == 24  # 24 + 8, the names of val among those of train
+    for name in ("knn", "linear", "cluster", "semi"):
+        assert read_json(run / "results" / f"{name}.json")["card"]["protocol"] == name
+        assert f"\n{name} on " in out
+    assert (
+        len({read_json(path)["card"]["weights"] for path in (run / "results").glob("*.json")}) == 1
+    )
+    read.clear()
+    assert call("evaluate", "knn", run)[0] == 0
+    assert read == []
+
+
+def test_runs_are_compared_side_by_side_on_the_same_images(call, run):
+    code, out, err = call("evaluate", "knn", run, "--compare", f"untrained:{run}", "pixels")
+    assert code == 0, err
+    rows = re.findall(r"^  (\S+) +([\d.]+) +([\d.]+)$", out, re.MULTILINE)
+    assert [name for name, *_ in rows] == [str(run), f"untrained:{run}", "pixels"]
+    cards = [
+        read_json(run / "results" / "knn.json"),
+        read_json(run / "results" / "knn-untrained.json"),
+        read_json(run.parent / "evaluations" / "pixels" / "results" / "knn-photos.json"),
+    ]
+    for (_, one, twenty), card in zip(rows, cards, strict=True):
+        assert float(one) == pytest.approx(card["metrics"]["1-NN"], abs=0.01)
+        assert float(twenty) == pytest.approx(card["metrics"]["20-NN"], abs=0.01)
+    assert len({json.dumps([c["card"][k] for k in ("data", "split", "sizes")]) for c in cards}) == 1
+    assert len({card["card"]["weights"] for card in cards}) == 3
+
+
+def test_compared_results_do_not_overwrite_each_other_in_one_place(call, run, tmp_path):
+    place = tmp_path / "place"
+    assert (
+        call("evaluate", "knn", run, "--compare", "pixels", f"untrained:{run}", "--out", place)[0]
+        == 0
+    )
+    assert len(list(place.rglob("knn*.json"))) == 3
+
+
+def test_a_changed_weight_never_meets_old_features(call, run):
+    assert call("evaluate", "knn", run)[0] == 0
+    before = read_json(run / "results" / "knn.json")["card"]["weights"]
+    files = set((run / "features").glob("*.npy"))
+    newest = max((run / "checkpoints").iterdir())
+    state = torch.load(newest, weights_only=True)
+    state["method"]["online.backbone.conv1.weight"][0, 0, 0, 0] += 1
+    torch.save(state, newest)
+    assert call("evaluate", "knn", run)[0] == 0
+    assert read_json(run / "results" / "knn.json")["card"]["weights"] != before
+    assert set((run / "features").glob("*.npy")) > files
+
+
+def test_the_authors_checkpoint_is_announced_and_evaluated(call, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    state = models.resnet18(num_classes=3).state_dict()
+    body = {key: value for key, value in state.items() if not key.startswith("fc.")}
+    keys = {f"encoder_{which}.module.{key}": v for which in "qt" for key, v in body.items()}
+    for index, shape in ((0, (8, 512)), (1, (8,)), (3, (4, 8))):
+        keys[f"encoder_q.module.fc.{index}.weight"] = torch.zeros(shape)
+    whole = {"opt": argparse.Namespace(arch="resnet18"), "state_dict": keys, "epoch": 200}
+    torch.save(whole, "authors.pth")
+    code, out, err = call("evaluate", "knn", "authors.pth", "--data", photos, "--image-size", "32")
+    assert code == 0, err
+    assert "authors.pth: authors' MSF, ResNet-18, epoch 200" in err
+    (path,) = (tmp_path / "evaluations").glob("authors-*/results/knn-photos.json")
+    card = read_json(path)["card"]
+    assert card["encoder"] == "authors.pth: authors' MSF, ResNet-18, epoch 200"
+    assert card["image_size"] == 32 and "1-NN" in out
+
+
+def test_an_untrained_network_is_named_so(call, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call(
+        "evaluate", "knn", "torchvision:resnet18", "--data", photos, "--image-size", "32"
+    )
+    assert code == 0 and "UNTRAINED" in err
+
+
+def test_a_flat_folder_is_evaluated_with_a_csv(call, run, tmp_path, make_images):
+    flat = make_images(tmp_path / "flat", {"": 20}, size=(20, 24))
+    code, _, err = call("evaluate", "knn", run, "--data", flat)
+    assert code == 2 and "--labels" in err
+    rows = "".join(f"{i:03d}.jpg,{'cat' if i % 2 else 'dog'}\n" for i in range(20))
+    (tmp_path / "labels.csv").write_text("file,label\n" + rows)
+    code, out, err = call(
+        "evaluate", "knn", run, "--data", flat, "--labels", tmp_path / "labels.csv", "--ks", "3"
+    )
+    assert code == 0 and "3-NN" in out and "25% split off" in err
+    (tmp_path / "labels.csv").write_text("file,label\n000.jpg,cat;dog\n")
+    code, _, err = call("evaluate", "knn", run, "--data", flat, "--labels", tmp_path / "labels.csv")
+    assert code == 2 and "several labels" in err
+
+
+def test_embed_writes_the_backbones_output(call, run, photos, tmp_path):
+    for name in ("out.npz", "out.parquet"):
+        code, out, err = call("embed", run, photos, "--out", tmp_path / name)
+        assert code == 0, err
+        assert out == f"{tmp_path / name}: 32 images, 64 dimensions\n"
+    arrays, table = np.load(tmp_path / "out.npz"), pq.read_table(tmp_path / "out.parquet")
+    assert np.array_equal(np.stack(table["embedding"].to_numpy()), arrays["embedding"])
+    for column in ("file", "id", "split", "label"):
+        assert table[column].to_pylist() == arrays[column].tolist()
+    code, out, _ = call("embed", run, photos, "--out", tmp_path / "p.npz", "--output", "projector")
+    assert code == 0 and "16 dimensions" in out
+    code, _, err = call("embed", run, photos, "--out", tmp_path / "out.csv")
+    assert code == 2 and ".npz or .parquet" in err
+
+
+@pytest.mark.parametrize("name", ["backbone.safetensors", "backbone.pth"])
+def test_an_exported_backbone_is_evaluated_like_its_run(call, run, photos, tmp_path, name):
+    code, out, err = call("export", run, "--out", tmp_path / name)
+    assert code == 0 and name in out, err
+    x = torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        assert torch.equal(load_encoder(tmp_path / name)(x), load_encoder(run)(x))
+    code, _, err = call("evaluate", "knn", tmp_path / name, "--data", photos)
+    assert code == 0 and "exported by meanshift" in err
+    code, _, err = call("export", "torchvision:resnet18", "--out", tmp_path / "again.pth")
+    assert code == 2 and "need a run directory" in err
+
+
+def test_files_of_one_name_have_results_of_their_own(call, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        torch.save(models.resnet18().state_dict(), f"{folder}/checkpoint.pth")
+    given = ["a/checkpoint.pth", "--compare", "b/checkpoint.pth", "--data", photos]
+    assert call("evaluate", "knn", *given, "--image-size", "32", "--ks", "1")[0] == 0
+    assert len(list((tmp_path / "evaluations").rglob("knn-photos.json"))) == 2
+
+
+def test_a_typo_in_compare_is_found_before_any_work(call, run, monkeypatch):
+    monkeypatch.setattr(eval, "eval_transform", None)  # nobody may ask for images
+    code, _, err = call("evaluate", "knn", run, "--compare", "runs/typo")
+    assert code == 2 and "runs/typo: not found" in err
+
+
+def test_counts_take_the_place_of_the_usual_fractions(call, run):
+    code, out, err = call("evaluate", "semi", run, "--counts", "8", "--cached")
+    assert code == 0 and "8 top-1" in out and "%" not in out, err
+    code, _, err = call("evaluate", "knn", run, "--sweep")
+    assert code == 2 and "--sweep" in err
+
+
+def test_a_full_disk_names_the_file_and_keeps_the_old_result(call, run, monkeypatch):
+    assert call("evaluate", "knn", run)[0] == 0
+    before = (run / "results" / "knn.json").read_bytes()
+    for file in (run / "features").iterdir():
+        file.unlink()
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(feature_cache, "atomic_writer", full)
+    code, _, err = call("evaluate", "knn", run)
+    assert code == 2 and "No space left" in err and "features" in err and "make room" in err
+    assert (run / "results" / "knn.json").read_bytes() == before

@@ -1,0 +1,184 @@
+"""The map of a run, its colors and its points, also of runs that lack something."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from meanshift.data.arrays import ArraySource
+from meanshift.data.folder import FolderSource
+from meanshift.viz import analysis
+from meanshift.viz.explorer.model import Explorer
+from meanshift.viz.run_reader import MissingData, Run
+from tests.support.explorer import (
+    COPY,
+    ORIGINAL,
+    encode_png,
+    get,
+    post,
+    read_pixels,
+    serving_explorer,
+    wait_for,
+    write_arrays,
+    write_live_run,
+    write_live_snapshot,
+)
+
+
+def test_the_map_is_there_at_once_and_becomes_tsne(tmp_path):
+    explorer = Explorer(Run(write_live_run(tmp_path / "run", write_arrays(tmp_path / "p.npz"))))
+    first = explorer.map()
+    assert first["kind"] == "principal components" and first["progress"]["total"] == 2
+    assert first["rows"] == list(range(60))
+    assert all(len(p) == 120 and max(map(abs, p)) <= 1 for p in first["points"].values())
+    assert "points" not in explorer.map(have=first["version"]) or explorer.map()["kind"] == "t-SNE"
+    last = wait_for(lambda: answer if (answer := explorer.map())["kind"] == "t-SNE" else None)
+    assert last["progress"] is None and last["version"] != first["version"]
+    assert list(last["points"]) == [0, 2] and last["points"] != first["points"]
+    assert "points" not in explorer.map(have=last["version"])
+
+
+def test_a_map_that_fails_is_explained_and_not_tried_again(tmp_path):
+    source = write_arrays(tmp_path / "p.npz", count=4, validation=4)
+    explorer = Explorer(Run(write_live_run(tmp_path / "run", source, snapshot_images=4)))
+    failed = wait_for(lambda: answer if (answer := explorer.map())["note"] else None)
+    assert failed["kind"] == "principal components" and "5 images" in failed["note"]
+    assert explorer.map()["progress"] is None
+
+
+def test_features_that_are_not_numbers_are_reported(tmp_path):
+    folder = write_live_run(tmp_path / "run", write_arrays(tmp_path / "p.npz"), epochs=())
+    write_live_snapshot(folder, 0, diverged=True)
+    with serving_explorer(Explorer(Run(folder))) as port:
+        refused = wait_for(lambda: get(port, "/api/map"))
+        assert refused.status == 404 and "diverged" in refused.error
+        assert get(port, "/api/run").status == 200
+        assert "diverged" in get(port, "/api/point/0").error
+
+
+def test_colors_by_label_cluster_and_purity(explorer):
+    label = explorer.colors("label", epoch=2)
+    assert label["names"] == ["0", "1", "2"] and sum(label["sizes"]) == 60
+    assert label["values"] == [i % 3 for i in range(60)]
+    cluster = explorer.colors("cluster", epoch=0)
+    assert cluster["names"] == ["cluster 1", "cluster 2", "cluster 3"]
+    assert len(cluster["values"]) == 60
+    purity = explorer.colors("purity", epoch=2)
+    rows, _ = analysis.neighbors(explorer.run, 2, 10)
+    naive = [sum(int(j) % 3 == i % 3 for j in rows[i]) / 10 for i in range(60)]
+    assert purity["values"] == pytest.approx(naive) and (purity["low"], purity["high"]) == (0, 1)
+    with pytest.raises(ValueError, match="got 'taste', need label, cluster, purity"):
+        explorer.colors("taste", epoch=2)
+    with pytest.raises(MissingData, match="no snapshot after epoch 1; there are 0, 2"):
+        explorer.colors("purity", epoch=1)
+
+
+def test_a_point_has_its_neighbors_at_each_snapshot_and_which_were_kept(explorer, run):
+    point = explorer.point(ORIGINAL)
+    assert (point["index"], point["label"], point["title"]) == (ORIGINAL, "1", f"#{ORIGINAL}")
+    previous = set()
+    for snapshot in point["snapshots"]:
+        state = torch.load(run / "snapshots" / f"epoch-{snapshot['epoch']:04d}.pt")
+        unit = F.normalize(state["features"].float(), dim=1)
+        similarity = (unit @ unit[ORIGINAL]).tolist()
+        others = (i for i in range(60) if i != ORIGINAL)
+        expected = sorted(others, key=lambda i: -similarity[i])[:10]
+        assert snapshot["rows"] == expected and expected[0] == COPY
+        distances = [1 - similarity[i] for i in expected]
+        assert snapshot["distances"] == pytest.approx(distances, abs=1e-5)
+        assert snapshot["kept"] == [i in previous for i in expected]
+        assert snapshot["same_label"] == [i % 3 == ORIGINAL % 3 for i in expected]
+        previous = set(expected)
+    kept = point["snapshots"][1]["kept"]
+    assert any(kept) and not all(kept)
+
+
+def test_without_labels_there_are_clusters(tmp_path):
+    source = write_arrays(tmp_path / "p.npz", labels=False)
+    folder = write_live_run(tmp_path / "run", source)
+    with serving_explorer(Explorer(Run(folder))) as port:
+        state = get(port, "/api/run").json
+        assert state["labeled"] is False
+        assert [source["name"] for source in state["sources"]] == ["train"]
+        assert get(port, "/api/images").json["labels"] is None
+        point = get(port, "/api/point/0").json
+        assert point["label"] is None and point["snapshots"][0]["same_label"] is None
+        assert len(get(port, "/api/colors?by=cluster&epoch=0").json["names"]) == 10
+        refused = get(port, "/api/colors?by=purity&epoch=0")
+        assert refused.status == 404 and "no labels" in refused.error
+        assert get(port, "/api/prepare?in=validation&epoch=0").error == (
+            "got the images 'validation', need one of snapshot, train"
+        )
+
+
+@pytest.mark.filterwarnings("ignore:.*are unlabeled:UserWarning")
+def test_images_of_unknown_label_have_no_purity(tmp_path, make_images):
+    root = make_images(tmp_path / "photos", {"": 12}, size=(16, 16))
+    names = [f"{i:03d}.jpg" for i in range(12)]
+    lines = [f"{name},{'ab'[i % 2] if i < 8 else ''}" for i, name in enumerate(names)]
+    (root / "labels.csv").write_text("\n".join(["file,label", *lines]))
+    explorer = Explorer(Run(write_live_run(tmp_path / "run", root, validation="none")))
+    purity = explorer.colors("purity", epoch=0)["values"]
+    assert [value is None for value in purity] == [i >= 8 for i in range(12)]
+    assert explorer.colors("label", epoch=0)["values"][8:] == [None] * 4
+    assert explorer.point(9)["snapshots"][0]["same_label"] is None
+
+
+def test_snapshot_images_without_a_label_offer_no_colors_by_label(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 16, 16, 3), dtype=np.uint8)
+    np.savez(tmp_path / "p.npz", x_train=pixels, y_train=np.where(np.arange(60) < 40, -1, 0))
+    folder = write_live_run(
+        tmp_path / "run", tmp_path / "p.npz", snapshot_images=30, validation="none"
+    )
+    assert Explorer(Run(folder)).state()["labeled"] is False
+
+
+def test_a_run_whose_images_are_gone_can_still_be_explored(tmp_path):
+    source = write_arrays(tmp_path / "p.npz")
+    folder = write_live_run(tmp_path / "run", source)
+    upload = encode_png(read_pixels(folder, 7))
+    source.unlink()
+    with serving_explorer(Explorer(Run(folder))) as port:
+        state = get(port, "/api/run").json
+        assert "--data SOURCE" in state["missing"] and state["sources"] == []
+        assert get(port, "/api/map").status == 200
+        assert get(port, "/api/point/0").json["title"] == "#0"
+        assert "--data SOURCE" in get(port, "/thumbnail/train/0").error
+        assert get(port, "/api/rank?epoch=2").status == 200
+        found = post(port, "/api/search?epoch=2", upload).json["found"]
+        assert found[0]["index"] == 7
+        assert post(port, "/api/search?epoch=2&in=train", upload).status == 404
+    moved = write_arrays(tmp_path / "moved.npz")
+    assert Explorer(Run(folder, data=str(moved))).missing == ""
+
+
+def test_opening_a_large_array_reads_only_images_that_are_shown(tmp_path, monkeypatch):
+    source = tmp_path / "many.npy"
+    np.lib.format.open_memmap(source, "w+", np.uint8, (100_000, 16, 16, 3)).flush()
+    folder = write_live_run(tmp_path / "run", source, epochs=(0,), validation="none")
+    read = []
+    original = ArraySource.read_batch
+
+    def read_batch(self, indices):
+        read.extend(indices.tolist())
+        return original(self, indices)
+
+    monkeypatch.setattr(ArraySource, "read_batch", read_batch)
+    explorer = Explorer(Run(folder))
+    assert explorer.state()["sources"][0]["count"] == 100_000
+    explorer.map()
+    explorer.thumbnail("train", 99_999, 64)
+    assert read == [99_999]
+
+
+def test_opening_a_folder_reads_only_images_that_are_shown(tmp_path, make_images, monkeypatch):
+    root = make_images(tmp_path / "photos", {"a": 100, "b": 100}, size=(16, 16))
+    folder = write_live_run(tmp_path / "run", root, epochs=(0,), validation="none")
+    read = []
+    original = FolderSource.read
+    monkeypatch.setattr(FolderSource, "read", lambda self, i: read.append(i) or original(self, i))
+    explorer = Explorer(Run(folder))
+    assert explorer.state()["sources"][0]["count"] == 200
+    explorer.map()
+    explorer.thumbnail("train", 199, 64)
+    assert read == [199]

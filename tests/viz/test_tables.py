@@ -1,0 +1,64 @@
+"""The tables of results: rows, baselines, stds, order."""
+
+from meanshift.viz.report.tables import format_number, format_value, headline, result_tables
+from meanshift.viz.run_reader import open_runs
+
+
+def result(protocol, encoder, *, data="photos", **metrics):
+    card = {"protocol": protocol, "data": data, "encoder": encoder}
+    return {
+        "metrics": {name.replace("_", "-"): value for name, value in metrics.items()},
+        "card": card,
+    }
+
+
+def evaluated(folder, accuracy):
+    """The results of a run and of its baselines."""
+    return {
+        "linear": result("linear", f"{folder}: msf, step 40", top_1=70.0),
+        "knn": result("knn", f"{folder}: msf, step 40", **{"20_NN": accuracy}),
+        "knn-untrained": result("knn", f"untrained:{folder}: msf", **{"20_NN": 30.0}),
+        "knn-pixels": result("knn", "pixels: raw pixels", **{"20_NN": 25.0}),
+    }
+
+
+def test_rows_are_the_runs_and_then_their_baselines(make):
+    runs = open_runs([make(name, results=evaluated(name, 50.0)) for name in ("a", "b")])
+    knn, linear = result_tables(runs)
+    assert (knn["protocol"], linear["protocol"]) == ("knn", "linear")
+    assert [(row["name"], row["own"]) for row in knn["rows"]] == [
+        ("a", True),
+        ("b", True),
+        ("raw pixels", False),  # once, since it is the same for both
+        ("a: the untrained encoder", False),
+        ("b: the untrained encoder", False),
+    ]
+    assert knn["columns"] == ["20-NN"] and knn["rows"][0]["metrics"] == {"20-NN": "50.0"}
+    assert ("encoder", "a: msf, step 40") in knn["rows"][0]["card"]
+
+
+def test_a_std_is_shown_with_its_metric(make):
+    transfer = result("transfer", "a: msf", data="ten datasets", mean=61.25)
+    transfer["metrics"]["mean std"] = 0.5
+    single = result("transfer-pets", "a: msf", data="pets", accuracy=80.0)
+    (run,) = open_runs([make(results={"transfer": transfer, "transfer-pets": single})])
+    (table,) = result_tables([run])
+    assert table["columns"] == ["mean"], "one dataset alone has no table"
+    assert table["rows"][0]["metrics"] == {"mean": "61.2 ± 0.5"}
+
+
+def test_the_headline_compares_with_the_baselines_on_the_same_data(make):
+    results = evaluated("a", 50.0)
+    (run,) = open_runs([make("a", results=results)])
+    expected = "20-NN on photos: 50.0% (the untrained encoder 30.0, raw pixels 25.0)."
+    assert headline(run) == expected
+    results["knn-pixels"]["card"]["data"] = "others"
+    (run,) = open_runs([make("b", results=results)])
+    assert headline(run) == "20-NN on photos: 50.0% (the untrained encoder 30.0)."
+    (run,) = open_runs([make("c")])
+    assert headline(run) == ""
+
+
+def test_numbers_and_values_are_readable():
+    assert [format_number(x) for x in (12345.6, 12.34, 0.12345)] == ["12,346", "12.3", "0.123"]
+    assert format_value({"a": 1, "b": "", "c": [0.5, None]}) == "a 1, c 0.5 –"
