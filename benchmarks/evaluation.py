@@ -121,7 +121,7 @@ def _linear_row(train: Tensor) -> Row:
     labels = torch.arange(IMAGES) % CLASSES
     backbone, _ = build_backbone(STEP.encoder, image_size=32)
     backbone.eval().to(memory_format=torch.channels_last)
-    transform = MultiViewTransform((Views().spec("view", "weak", stream=0),), 0, 32)
+    transform = MultiViewTransform((Views().spec("view", "weak", index=0),), 0, 32)
     ids = torch.arange(256)
     images = open_source("sample")["train"].read_batch(ids)
 

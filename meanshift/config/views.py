@@ -70,8 +70,12 @@ class Views:
             "three values in [0, 1] and a hue in [0, 0.5]",
         )
 
-    def spec(self, name: str, strength: Strength, *, stream: int) -> ViewSpec:
-        """A view: weak is crop and flip, strong adds the color operators."""
+    def spec(self, name: str, strength: Strength, *, index: int) -> ViewSpec:
+        """The view number `index` of a method: weak is crop and flip, strong adds color operators.
+
+        Views of the same index have the same random numbers.
+        """
+        stream = index if index < 2 else 100 + index  # 2 to 99 are other uses of `runtime.rng`
         if strength == "weak":
             return ViewSpec(name=name, stream=stream, crop_area=self.crop_area, flip=self.flip)
         return ViewSpec(

@@ -30,7 +30,7 @@ class StepOutput:
 
     loss: Float[Tensor, ""]
     embeddings: Float[Tensor, "batch dim"]
-    """target embeddings, by which a collapse is recognized"""
+    """target embeddings of unit length, by which a collapse is recognized"""
     metrics: Metrics = field(default_factory=dict)
 
 

@@ -12,7 +12,6 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from meanshift.config import Views, ViewSpec
 from meanshift.methods.base import Batch, Method, Progress, StepOutput
 from meanshift.methods.schedules import cosine_to_one
-from meanshift.runtime import rng
 
 
 class MomentumTarget(Method):
@@ -29,10 +28,10 @@ class MomentumTarget(Method):
     @classmethod
     def views(cls, settings: Any, operators: Views) -> tuple[ViewSpec, ...]:
         """The target's view and the online view; one for both if they are the same."""
-        online = operators.spec("online", settings.online_view, stream=rng.ONLINE)
+        online = operators.spec("online", settings.online_view, index=1)
         if settings.same_view:
             return (online,)
-        return (operators.spec("target", settings.target_view, stream=rng.TARGET), online)
+        return (operators.spec("target", settings.target_view, index=0), online)
 
     def step(self, batch: Batch) -> StepOutput:
         target_view, online_view = batch.views[0], batch.views[-1]

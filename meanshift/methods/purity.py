@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from meanshift.config import Views, ViewSpec
-from meanshift.runtime import distributed, rng
+from meanshift.runtime import distributed
 
 if TYPE_CHECKING:
     from meanshift.methods.base import Batch
@@ -44,8 +44,8 @@ def purity_of_views(
     """
     if method.bank is None or method.k < 2 or method.bank.filled < method.k:
         return {}
-    weak = operators.spec("weak", "weak", stream=rng.TARGET)
-    strong = operators.spec("strong", "strong", stream=rng.ONLINE)
+    weak = operators.spec("weak", "weak", index=0)
+    strong = operators.spec("strong", "strong", index=1)
     sums = torch.zeros(3, dtype=torch.float64)  # of weak views, of strong views, of images
     for batch in batches([weak, strong]):
         assert batch.labels is not None

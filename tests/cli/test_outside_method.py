@@ -45,7 +45,7 @@ class SimSiam(Method):
 
     @classmethod
     def views(cls, settings, operators):
-        return (operators.spec("a", "strong", stream=0), operators.spec("b", "strong", stream=1))
+        return (operators.spec("a", "strong", index=0), operators.spec("b", "strong", index=1))
 
     @classmethod
     def build(cls, settings, context):

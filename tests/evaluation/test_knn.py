@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
 from torch import nn
+from torch.nn import functional as F
 
 from meanshift import config
 from meanshift.data import open_source
@@ -176,17 +177,20 @@ def test_of_copies_the_first_is_nearer_wherever_they_are(dim):
     assert indices.tolist() == [[i, 2500 + i, 4987 + i] for i in range(13)]
 
 
-@pytest.mark.parametrize("rows", [1000, 65_536])
-def test_of_many_copies_the_first_are_nearer(monkeypatch, rows):
-    """More copies than neighbors, in one part of the search and in several."""
+@pytest.mark.parametrize("rows", [700, 65_536])
+@pytest.mark.parametrize("copies", [2, 5, 100])
+@pytest.mark.parametrize("dim", [6, 512])
+def test_the_order_is_that_of_float64_also_among_copies(monkeypatch, rows, copies, dim):
+    """Copies in several parts of the training rows, and more copies than neighbors."""
     monkeypatch.setattr(knn, "ROWS", rows)
-    train = random_rows(3000, 512, 1)
-    copies = torch.arange(7, 3000, 30)
-    train[copies] = train[7].clone()
-    query = train[7] + 0.1 * random_rows(5, 512, 2)
-    ((indices, similarities),) = neighbors(train, query, 20)
-    assert indices.tolist() == [copies[:20].tolist()] * 5
-    assert (similarities == similarities[:, :1]).all()
+    train = random_rows(3000, dim, 1).relu()
+    train[:: 3000 // copies] = train[0].clone()
+    test = train[0] + 0.1 * random_rows(50, dim, 2)
+    ((indices, similarities),) = neighbors(train, test, 20)
+    exact = F.normalize(test, dim=1).double() @ F.normalize(train, dim=1).double().T
+    order = exact.float().argsort(dim=1, descending=True, stable=True)[:, :20]
+    assert torch.equal(indices, order)
+    assert torch.equal(similarities, exact.float().gather(1, order))
 
 
 @pytest.mark.parametrize("temperature", [0.001, 0.07])

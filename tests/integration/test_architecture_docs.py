@@ -30,6 +30,7 @@ TINY = {
     "train.epochs": 2,
     "train.log_every": 1,
     "train.device": "cpu",
+    "train.precision": "float32",
 }
 FLAGS = [word for name, value in TINY.items() for word in (f"--{name}", str(value))]
 

@@ -40,6 +40,7 @@ from tests.support.processes import (
 
 pytestmark = pytest.mark.xdist_group("failures")
 
+
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     return make_photos(tmp_path_factory.mktemp("photos") / "photos")

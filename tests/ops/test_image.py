@@ -30,13 +30,13 @@ def planes(sample):
 
 def drawn_colors(count=COUNT, **settings):
     """The color parameters of strong views."""
-    view = replace(PLAIN, **settings).spec("online", "strong", stream=rng.ONLINE)
+    view = replace(PLAIN, **settings).spec("online", "strong", index=1)
     return augment.draw_colors(view, Address(0, 0, torch.arange(count), rng.ONLINE))
 
 
 def boxes_for(images, **settings):
     """The crop boxes of views."""
-    view = replace(PLAIN, **settings).spec("online", "weak", stream=rng.ONLINE)
+    view = replace(PLAIN, **settings).spec("online", "weak", index=1)
     height, width = (torch.full((len(images),), side) for side in images.shape[1:3])
     place = Address(0, 0, torch.arange(len(images)), rng.ONLINE)
     return augment.draw_boxes(view, place, height, width)

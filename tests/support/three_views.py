@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from meanshift.config import MethodSettings
 from meanshift.methods import Method
-from meanshift.runtime import rng
 
 MODULE = "tests.support.three_views:ThreeViews"
 
@@ -22,8 +21,8 @@ class ThreeViews(Method):
 
     @classmethod
     def views(cls, settings, operators):
-        local = operators.spec("local", "strong", stream=rng.ONLINE)
+        local = operators.spec("local", "strong", index=1)
         return (
-            operators.spec("global", "weak", stream=rng.TARGET),
+            operators.spec("global", "weak", index=0),
             replace(local, count=2, size=8),
         )

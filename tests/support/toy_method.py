@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from meanshift.config import Config, MethodSettings, Views, ViewSpec
 from meanshift.methods import Batch, BuildContext, Method, Progress, StepOutput
 from meanshift.methods.memory_bank import MemoryBank
-from meanshift.runtime import distributed, rng
+from meanshift.runtime import distributed
 
 MODULE = "tests.support.toy_method:Toy"
 DIM = 4
@@ -64,8 +64,8 @@ class Toy(Method):
     @classmethod
     def views(cls, settings: Any, operators: Views) -> tuple[ViewSpec, ...]:
         return (
-            operators.spec("first", "strong", stream=rng.ONLINE),
-            operators.spec("second", "weak", stream=rng.TARGET),
+            operators.spec("first", "strong", index=1),
+            operators.spec("second", "weak", index=0),
         )
 
     @classmethod

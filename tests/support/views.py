@@ -1,7 +1,6 @@
 """Transforms that several tests need."""
 
 from meanshift.config import Views
-from meanshift.runtime import rng
 from meanshift.transforms.augment import MultiViewTransform
 
 
@@ -9,7 +8,7 @@ def two_views(seed=0, size=16, views=None):
     """The weak target view and the strong online view of MSF."""
     views = views or Views()
     specs = (
-        views.spec("target", "weak", stream=rng.TARGET),
-        views.spec("online", "strong", stream=rng.ONLINE),
+        views.spec("target", "weak", index=0),
+        views.spec("online", "strong", index=1),
     )
     return MultiViewTransform(specs, seed, size)

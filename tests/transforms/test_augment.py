@@ -41,7 +41,7 @@ def address(count=COUNT, *, seed=0, epoch=0, stream=rng.ONLINE):
 
 def strong(views):
     """The specification of a strong online view."""
-    return views.spec("online", "strong", stream=rng.ONLINE)
+    return views.spec("online", "strong", index=1)
 
 
 def torchvision_view(image, box, flip, factors, sequence, jittered, grayed, sigma, size):
@@ -270,7 +270,7 @@ def test_one_view_is_the_same_alone_and_beside_another(sample):
 @pytest.mark.parametrize("whole", [True, False], ids=["arrays", "crops"])
 def test_a_view_can_have_copies_and_a_size_of_its_own(sample, whole):
     ids = torch.arange(COUNT)
-    small = replace(Views().spec("small", "weak", stream=rng.TARGET), count=3, size=16)
+    small = replace(Views().spec("small", "weak", index=0), count=3, size=16)
     transform = MultiViewTransform((strong(Views()), small), 1, 32)
     images = sample if whole else crops_of(transform, sample, 0, ids)
     views = transform.finish(images, 0, ids)
@@ -301,7 +301,7 @@ def test_views_differ_by_epoch_seed_and_role(sample):
 @pytest.mark.parametrize("whole", [True, False], ids=["arrays", "crops"])
 @pytest.mark.parametrize("blur", [0.0, 1.0], ids=["sharp", "blurred"])
 def test_a_view_does_not_depend_on_the_rest_of_its_batch(sample, blur, whole):
-    specs = [Views(blur=blur).spec(str(s), "strong", stream=s) for s in (rng.TARGET, rng.ONLINE)]
+    specs = [Views(blur=blur).spec(str(s), "strong", index=s) for s in (rng.TARGET, rng.ONLINE)]
     transform = MultiViewTransform(tuple(specs), 1, 32)
     ids = torch.arange(40)
 

@@ -121,12 +121,18 @@ class Searcher:
         config = self.run.config
         backbone, _ = build_backbone(config.encoder, image_size=config.data.image_size)
         weights = checkpoint.read(self.run.snapshot_path(epoch))["weights"]
-        backbone.load_state_dict(
-            {
-                name: value.float() if value.is_floating_point() else value
-                for name, value in weights.items()
-            }
-        )
+        full_precision = {
+            name: value.float() if value.is_floating_point() else value
+            for name, value in weights.items()
+        }
+        try:
+            backbone.load_state_dict(full_precision)
+        except RuntimeError:
+            raise MissingData(
+                f"{self.run.snapshot_path(epoch)}: its weights are not those of a "
+                f"{config.encoder.name}, since the method {self.run.method} has an encoder of its "
+                f"own; only the snapshot images can be compared"
+            ) from None
         return backbone.eval().to(self._device)
 
 

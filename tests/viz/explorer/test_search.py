@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from meanshift.models.encoder import build_backbone
 from meanshift.models.features import extract_features
+from meanshift.runtime import checkpoint
 from meanshift.viz.explorer.model import Explorer
 from meanshift.viz.explorer.search import decode_upload
 from meanshift.viz.run_reader import MissingData, Run
@@ -94,6 +95,16 @@ def test_files_find_themselves_and_unreadable_ones_are_left_out(tmp_path, make_i
         found = wait_for(lambda: explorer.search(decode_upload(content), name="train", epoch=0))
     assert (found[0]["title"], len(found)) == ("b/002.jpg", 11)
     assert found[0]["distance"] < 1e-4 < found[1]["distance"]
+
+
+def test_an_encoder_that_cannot_be_built_is_named_and_the_snapshot_images_are_compared(tmp_path):
+    folder = write_live_run(tmp_path / "run", write_arrays(tmp_path / "p.npz"), epochs=(0,))
+    path = folder / "snapshots" / "epoch-0000.pt"
+    checkpoint.write(path, {**checkpoint.read(path), "weights": {"other": torch.zeros(3)}})
+    explorer = Explorer(Run(folder))
+    with pytest.raises(MissingData, match="the method msf has an encoder of its own"):
+        explorer.search(explorer.run.source.read(0), name="snapshot", epoch=0)
+    assert wait_for(lambda: explorer.rank("outliers", name="snapshot", epoch=0))["total"] == 60
 
 
 # Uploads
