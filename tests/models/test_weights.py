@@ -956,3 +956,13 @@ def test_a_fingerprint_sees_a_single_bit(key):
     assert fingerprint(network) != before
     octets[-1] ^= 1
     assert fingerprint(network) == before
+
+
+def test_other_strides_have_another_fingerprint():
+    """They leave no trace in the weights."""
+    one, other = (
+        slim(0, config.Encoder(name="resnet10", stem=stem, width=0.125))
+        for stem in ("small", "small-stride2")
+    )
+    other.load_state_dict(one.state_dict())
+    assert fingerprint(other) != fingerprint(one)
