@@ -54,7 +54,7 @@ $(VENV)/.browser: | $(BIN)/python
 $(BIN)/python:
 	$(PYTHON) -m venv --without-pip $(VENV)
 
-SIZE := PyTorch with CUDA is most of it: a download of about 2.5 GB and 6 GB on disk on Linux
+SIZE := PyTorch with CUDA is most of it: 2.7 GB to download and 6 GB on disk on Linux
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing meanshift with report and explorer into $(VENV). $(SIZE)."

@@ -167,7 +167,7 @@ class DistributedStep:
         if config.train.batch_norm == "sync":
             convert_sync_batch_norm(method, self.cpu)
         elif config.train.batch_norm == "shuffle":
-            method.shuffle = 1
+            method.shuffle_seed = 1
         self.method = method.to(memory_format=torch.channels_last)
         side = config.data.image_size
         first, last = distributed.shard_range(config.train.batch_size)

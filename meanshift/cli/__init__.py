@@ -53,8 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; an error of the user becomes one message and the exit code 2."""
     _set_environment()
     warnings.showwarning = _print_warning
+    argv = sys.argv[1:] if arguments is None else arguments
     try:
-        args = parse_arguments(sys.argv[1:] if arguments is None else arguments)
+        args = parse_arguments(argv)
         if not args.several_processes:
             check_single_process(args.command)
         keep_memory()
@@ -66,6 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except (ValueError, OSError) as error:
         print_error(error)
+        named = any(word.startswith("--method.module") for word in argv)
+        if named and not os.environ.get("MEANSHIFT_TRACEBACK"):  # it may be the method's own error
+            print_status("set MEANSHIFT_TRACEBACK=1 to see where it was raised")
         return 2
     except KeyboardInterrupt:
         print("meanshift: interrupted", file=sys.stderr)

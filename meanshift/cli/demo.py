@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meanshift.cli.pretrain import make_knn_monitor, train
-from meanshift.cli.settings import configure, scan_start
+from meanshift.cli.settings import configure, prescan_base_config
 from meanshift.config import Config
 from meanshift.runtime.extras import require_report
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def base_config(argv: Sequence[str]) -> Config:
-    return scan_start(["demo", *argv])
+    return prescan_base_config(["demo", *argv])
 
 
 def run(args: argparse.Namespace) -> int:

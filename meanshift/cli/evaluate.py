@@ -24,7 +24,7 @@ HELP = "evaluate frozen features: " + ", ".join(PROTOCOLS)
 _WITH_ROOT = ("transfer", "detect")
 """protocols on data sets of their own; the others are on the features of one source"""
 _FEATURES = tuple(name for name in PROTOCOLS if name not in _WITH_ROOT)
-_PROTOCOLS_OF = {  # the protocols that read an option; the other options are for all
+_PROTOCOLS_BY_OPTION = {  # the protocols that read an option; the other options are for all
     "data": _FEATURES,
     "split": _FEATURES,
     "labels": _FEATURES,
@@ -166,7 +166,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_options(args: argparse.Namespace, names: list[str]) -> None:
     """Refuse an option that none of the protocols reads: a user would believe that it worked."""
-    for option, protocols in _PROTOCOLS_OF.items():
+    for option, protocols in _PROTOCOLS_BY_OPTION.items():
         was_typed = getattr(args, option) not in (None, 0, "")
         if was_typed and not set(names) & set(protocols):
             raise ValueError(
@@ -207,7 +207,7 @@ def _evaluate_features(args: argparse.Namespace, names: list[str], specs: list[s
             columns[name][spec] = result.metrics
             if rank() == 0:
                 print_status(f"card: {context.save(result)}")
-            if spec == specs[-1]:
+            if len(columns[name]) == len(weights_by_spec):  # complete; a slow protocol may follow
                 print_result(f"\n{result.name} on {context.data}\n{table(columns[name])}")
 
 

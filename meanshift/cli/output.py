@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 
 from meanshift.runtime.errors import SharedError
 
@@ -31,9 +32,14 @@ def print_result(text: str) -> None:
 
 
 def print_error(error: Exception) -> None:
-    """Print an error: once if every process raises it, else with the number of the process."""
+    """Print an error: once if every process raises it, else with the number of the process.
+
+    With the environment variable MEANSHIFT_TRACEBACK the traceback is printed before it.
+    """
     if rank() > 0 and isinstance(error, SharedError):
         return
+    if os.environ.get("MEANSHIFT_TRACEBACK"):
+        traceback.print_exception(error)
     process = f" process {rank()}:" if rank() else ""
     print(f"meanshift:{process} {error}", file=sys.stderr)
 

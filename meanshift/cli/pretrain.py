@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from meanshift.cli.arguments import SOURCE
 from meanshift.cli.output import print_result, print_status
-from meanshift.cli.settings import configure, scan_start
+from meanshift.cli.settings import configure, prescan_base_config
 from meanshift.config import Config
 from meanshift.config.recipes import RECIPES
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def base_config(argv: Sequence[str]) -> Config:
-    return scan_start(argv)
+    return prescan_base_config(argv)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,7 +51,7 @@ def train(config: Config, out: Path, make_monitor: MakeMonitor) -> int:
     from meanshift.training.loop import pretrain
 
     try:
-        folder = pretrain(config, out, monitor=make_monitor)
+        folder = pretrain(config, out, make_monitor=make_monitor)
     except Stopped as stopped:
         print_status(f"meanshift: {stopped}")
         return stopped.code
@@ -71,4 +71,6 @@ def make_knn_monitor(config: Config, train: Source, validation: Source | None) -
         f"{train.name}: {len(train)} training images, {len(validation)} validation images for "
         f"k-NN, {len(train.classes)} classes"
     )
-    return KNNMonitor(train, validation, image_size=config.data.image_size)
+    return KNNMonitor(
+        train, validation, image_size=config.data.image_size, workers=config.data.workers
+    )

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from meanshift.cli.output import print_status
-from meanshift.config import METHODS, Config, MethodSettings, differences, settings
+from meanshift.config import (
+    METHODS,
+    Config,
+    MethodSettings,
+    check_setting_name,
+    differences,
+    settings,
+)
+from meanshift.config.parsing import setting_text
 from meanshift.config.recipes import RECIPES, recipe
 
 
@@ -25,15 +33,12 @@ def add_settings(parser: argparse.ArgumentParser, config: Config) -> None:
         flags = parser.add_argument_group(f"{group} settings", summary.replace("%", "%%"))
         for path, kind, _, text in members:
             value = values[group][path.partition(".")[2]]
-            _add_flag(flags, path, kind, help=f"{text} [{_as_text(value)}]".replace("%", "%%"))
+            _add_flag(flags, path, kind, help=f"{text} [{setting_text(value)}]".replace("%", "%%"))
 
 
 def typed_settings(args: argparse.Namespace) -> dict[str, str]:
     """The settings that were typed, by their dotted names."""
-    typed = {name: value for name, value in vars(args).items() if "." in name}
-    if "method.module" in typed:
-        typed["method.module"] = _absolute_module(typed["method.module"])
-    return typed
+    return {name: value for name, value in vars(args).items() if "." in name}
 
 
 def configure(args: argparse.Namespace) -> Config:
@@ -41,12 +46,12 @@ def configure(args: argparse.Namespace) -> Config:
 
     Another method brings its own views, optimizer and schedule: these changes are printed.
     """
-    start = read_start(args.recipe, args.config)
+    base = load_base_config(args.recipe, args.config)
     typed = typed_settings(args)
     if getattr(args, "data", None) is not None:
         typed["data.source"] = args.data
-    config = start.with_overrides(typed)
-    changes = {} if _same_method(start, config) else _method_changes(start, config, typed)
+    config = base.with_overrides(typed)
+    changes = {} if _same_method(base, config) else _method_changes(base, config, typed)
     if changes:
         name = args.recipe or args.config
         lines = [f"  {path}: {new} ({name}: {old})" for path, (old, new) in changes.items()]
@@ -54,7 +59,7 @@ def configure(args: argparse.Namespace) -> Config:
     return config
 
 
-def read_start(recipe_name: str | None, file: Path | None) -> Config:
+def load_base_config(recipe_name: str | None, file: Path | None) -> Config:
     """The configuration that flags change: that of a recipe, or of a file."""
     if recipe_name is not None and file is not None:
         raise ValueError(f"got the recipe {recipe_name} and --config {file}; need one of them")
@@ -72,7 +77,7 @@ def read_start(recipe_name: str | None, file: Path | None) -> Config:
         raise ValueError(f"--config: {file}: {error}") from None
 
 
-def scan_start(argv: Sequence[str]) -> Config:
+def prescan_base_config(argv: Sequence[str]) -> Config:
     """The recipe or file on a command line, with its method, before the other flags are known.
 
     The flags of the real parser are those of this method. What cannot be parsed is left for the
@@ -80,14 +85,14 @@ def scan_start(argv: Sequence[str]) -> Config:
     """
     scanner = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     scanner.add_argument("--config", type=Path)
-    scanner.add_argument("--method.module", type=_absolute_module, default="")
+    scanner.add_argument("--method.module", default="")
     try:
         found = vars(scanner.parse_known_args(argv)[0])
-        start = Config() if found["config"] is None else read_start(None, found["config"])
+        base = Config() if found["config"] is None else load_base_config(None, found["config"])
         if found["method.module"]:
-            start = start.with_overrides({"method.module": found["method.module"]})
+            base = base.with_overrides({"method.module": found["method.module"]})
         # With the flags of every method the scanner can tell a recipe from the value of a flag.
-        for path, kind in _settings_of([*METHODS.values(), type(start.method)]).items():
+        for path, kind in _settings_of([*METHODS.values(), type(base.method)]).items():
             if path != "method.module":
                 _add_flag(scanner, path, kind)
         scanner.add_argument("recipe", nargs="?")
@@ -96,12 +101,12 @@ def scan_start(argv: Sequence[str]) -> Config:
         namespace, unknown = scanner.parse_known_args(argv)
     except argparse.ArgumentError:
         return Config()
-    refuse_unknown_settings(start, unknown)
+    refuse_unknown_settings(base, unknown)
     found = vars(namespace)
     if found["recipe"] is not None:
-        start = read_start(found["recipe"], found["config"])
+        base = load_base_config(found["recipe"], found["config"])
     method = {path: found[path] for path in ("method.name", "method.module") if found.get(path)}
-    return start.with_overrides(method)
+    return base.with_overrides(method)
 
 
 def refuse_unknown_settings(config: Config, words: Sequence[str]) -> None:
@@ -109,7 +114,7 @@ def refuse_unknown_settings(config: Config, words: Sequence[str]) -> None:
     for word in words:
         path, _, _ = word.removeprefix("--").partition("=")
         if word.startswith("--") and "." in path:
-            config.with_overrides({path: ""})
+            check_setting_name(config, path)
 
 
 def _same_method(one: Config, other: Config) -> bool:
@@ -118,14 +123,14 @@ def _same_method(one: Config, other: Config) -> bool:
 
 
 def _method_changes(
-    start: Config, config: Config, typed: dict[str, str]
-) -> dict[str, tuple[Any, Any]]:
+    base: Config, config: Config, typed: dict[str, str]
+) -> dict[str, tuple[str, str]]:
     """The settings that another method changed by itself: those that both have, and none typed."""
+    not_printed = {*typed, "method.name", "method.module"}
     return {
-        path: (_as_text(old), _as_text(new))
-        for path, (old, new) in differences(start, config).items()
-        if path not in typed and path.partition(".")[0] in ("views", "optim", "method")
-        if path != "method.name" and old is not None and new is not None
+        path: (setting_text(old), setting_text(new))
+        for path, (old, new) in differences(base, config).items()
+        if path not in not_printed and old is not None and new is not None
     }
 
 
@@ -133,14 +138,6 @@ def _describe_method(config: Config) -> str:
     """The name of the method, and where it comes from if not from this program."""
     module = f" of {config.method.module}" if config.method.module else ""
     return f"the method {config.method.name}{module}"
-
-
-def _absolute_module(module: str) -> str:
-    """FILE.py:CLASS with the whole path: a run may be continued or evaluated in another folder."""
-    file, colon, name = module.rpartition(":")
-    if not file.endswith(".py"):
-        return module
-    return f"{Path(file).expanduser().resolve()}{colon}{name}"
 
 
 def _settings_of(methods: Sequence[type[MethodSettings]]) -> dict[str, Any]:
@@ -171,7 +168,3 @@ def _metavar(kind: Any) -> str:
         return ",".join(_metavar(each) for each in typing.get_args(kind))
     names = {int: "INT", float: "FLOAT", str: "TEXT", bool: "true|false"}
     return names.get(kind, "VALUE")
-
-
-def _as_text(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,6 +1,6 @@
 """Every setting of a run: frozen dataclasses that check themselves, and the named recipes."""
 
-from meanshift.config.methods import METHODS, MSF, BYOLAsym, MethodSettings
+from meanshift.config.methods import DEFAULT_METHOD, METHODS, MSF, BYOLAsym, MethodSettings
 from meanshift.config.schema import (
     FORMAT,
     RESUME_SAFE,
@@ -9,12 +9,15 @@ from meanshift.config.schema import (
     Encoder,
     Optim,
     Train,
+    check_setting_name,
     differences,
+    resume_safe,
     settings,
 )
 from meanshift.config.views import Strength, Views, ViewSpec
 
 __all__ = [
+    "DEFAULT_METHOD",
     "FORMAT",
     "METHODS",
     "MSF",
@@ -29,6 +32,8 @@ __all__ = [
     "Train",
     "ViewSpec",
     "Views",
+    "check_setting_name",
     "differences",
+    "resume_safe",
     "settings",
 ]

@@ -7,6 +7,7 @@ dataclass `CLASS.Settings`, a subclass of `MethodSettings`.
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -25,8 +26,11 @@ class MethodSettings:
     """The settings that every method has."""
 
     defaults: ClassVar[Mapping[str, Any]] = {}
-    """settings of views and optimizer that the method's paper uses, by dotted name, where they
-    differ from the defaults of `Views` and `Optim`"""
+    """settings that the method's paper uses, by dotted name: of views and optimizer where they
+    differ from the defaults of `Views` and `Optim`, of other groups where they differ from what a
+    recipe has"""
+    resume_safe: ClassVar[frozenset[str]] = frozenset()
+    """the method's own settings that may change when a run is continued, without `method.`"""
 
     name: str = ""
     """name of the method"""
@@ -74,6 +78,7 @@ class MSF(_Asymmetric):
     cost: 2 forward passes and 1 backward pass per image (`symmetric`: 4 and 2); a bank search
     """
 
+    resume_safe: ClassVar[frozenset[str]] = frozenset({"bank_layout"})
     name: Literal["msf"] = "msf"
     """name of the method"""
     k: int = 5
@@ -130,6 +135,8 @@ class BYOLAsym(_Asymmetric):
 
 
 METHODS: dict[str, type[MethodSettings]] = {"msf": MSF, "byol-asym": BYOLAsym}
+DEFAULT_METHOD: type[MethodSettings] = MSF
+"""the method of a configuration that names none"""
 
 
 def settings_class(name: str, module: str = "") -> type[MethodSettings]:
@@ -151,14 +158,27 @@ def settings_class(name: str, module: str = "") -> type[MethodSettings]:
     return METHODS[name]
 
 
-@functools.cache
+def absolute_module(module: str) -> str:
+    """FILE.py:CLASS with the whole path: a run may be continued or evaluated in another folder."""
+    file, colon, name = module.rpartition(":")
+    if not file.endswith(".py"):
+        return module
+    return f"{Path(file).expanduser().resolve()}{colon}{name}"
+
+
 def load_class(spec: str) -> type:
     """The class that FILE.py:CLASS or PACKAGE.MODULE:CLASS names."""
+    return _load_class(absolute_module(spec))
+
+
+@functools.cache
+def _load_class(spec: str) -> type:
+    """The class of an absolute path or a package; a file is executed once."""
     location, _, name = spec.rpartition(":")
     need(bool(location and name), "method.module", spec, "FILE.py:CLASS or PACKAGE.MODULE:CLASS")
     try:
         if location.endswith(".py"):
-            module = _import_file(Path(location).expanduser().resolve())
+            module = _import_file(Path(location))
         else:
             module = importlib.import_module(location)
     except (ImportError, OSError) as error:
@@ -170,8 +190,9 @@ def load_class(spec: str) -> type:
 
 
 def _import_file(file: Path) -> ModuleType:
-    """Import a file under a name that no other module has."""
-    name = f"meanshift_method_{file.stem}"
+    """Import a file under a name that no other module has, also if two files have one name."""
+    path_hash = hashlib.sha256(str(file).encode()).hexdigest()[:16]
+    name = f"meanshift_method_{file.stem}_{path_hash}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -50,6 +50,11 @@ def parse(value: Any, kind: Any, path: str) -> Any:
 _NUMBER = {int: "a whole number", float: "a number"}
 
 
+def setting_text(value: Any) -> str:
+    """The value of a setting as it is typed on a command line; `parse` gives the value back."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
 def need(fits: bool, path: str, got: Any, wanted: str) -> None:
     """Raise the error for a setting with a value that does not fit."""
     if not fits:

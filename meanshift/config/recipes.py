@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable
 
 from meanshift.config.methods import MSF, BYOLAsym, MethodSettings
+from meanshift.config.parsing import setting_text
 from meanshift.config.schema import Config, Data, Encoder, Optim, Train, differences
 from meanshift.config.views import Strength, Views
 
@@ -193,8 +194,7 @@ def command_for(config: Config, out: str) -> str:
         words += ["--method.name", config.method.name]
     for setting, (_, value) in differences(_with_method(name, config), config).items():
         if setting != "data.source":
-            text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            words += [f"--{setting}", text]
+            words += [f"--{setting}", setting_text(value)]
     return shlex.join(words)
 
 

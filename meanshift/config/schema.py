@@ -10,7 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from meanshift.config.methods import METHODS, MSF, MethodSettings, settings_class
+from meanshift.config.methods import (
+    DEFAULT_METHOD,
+    METHODS,
+    MethodSettings,
+    absolute_module,
+    settings_class,
+)
 from meanshift.config.parsing import close, help_texts, need, parse
 from meanshift.config.views import Views
 
@@ -152,18 +158,22 @@ class Config:
     data: Data = field(default_factory=Data)
     views: Views = field(default_factory=Views)
     encoder: Encoder = field(default_factory=Encoder)
-    method: MethodSettings = field(default_factory=MSF)
+    method: MethodSettings = field(default_factory=DEFAULT_METHOD)
     optim: Optim = field(default_factory=Optim)
     train: Train = field(default_factory=Train)
 
     def __post_init__(self) -> None:
+        module = absolute_module(self.method.module)
+        if module != self.method.module:
+            object.__setattr__(self, "method", dataclasses.replace(self.method, module=module))
         self.method.check(batch_size=self.train.batch_size)
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> Config:
         """A copy with dotted fields replaced, checked as a whole: `{"method.k": 10}`.
 
-        Another `method.name` (or `method.module`) replaces the method's settings and uses the
-        views, the optimizer and the schedule that the method declares; other overrides win.
+        Another `method.name` (or `method.module`) replaces the settings of method, views and
+        optimizer by those that the method declares (`MethodSettings.defaults`, which may also name
+        settings of other groups); other overrides win.
         """
         groups = self.to_dict()
         method = self._other_method(overrides)
@@ -175,17 +185,16 @@ class Config:
             }
             overrides = {**method.defaults, **overrides, "method.name": method.name}
         for path, value in overrides.items():
+            _check_name(path, groups)
             group, _, field_name = path.partition(".")
-            if group not in groups or field_name not in groups[group]:
-                raise _unknown_setting(path, groups["method"])
             groups[group][field_name] = value
         return Config.from_dict(groups)
 
     def _other_method(self, overrides: Mapping[str, Any]) -> MethodSettings | None:
         """The default settings of the method that the overrides choose, if it is another one."""
         name = overrides.get("method.name", self.method.name)
-        kept = "" if "method.name" in overrides else self.method.module
-        module = overrides.get("method.module", kept)
+        default = "" if "method.name" in overrides else self.method.module
+        module = absolute_module(overrides.get("method.module", default))
         if (name, module) == (self.method.name, self.method.module):
             return None
         return settings_class(name, module)(module=module)
@@ -234,12 +243,21 @@ class Config:
 
 
 RESUME_SAFE = frozenset(
-    "data.source data.workers data.max_bad_fraction method.bank_layout train.device "
-    "train.save_every train.keep_every train.log_every train.monitor_every train.tensorboard "
-    "train.compile train.timeout".split()
+    "data.source data.workers data.max_bad_fraction train.device train.save_every train.keep_every "
+    "train.log_every train.monitor_every train.tensorboard train.compile train.timeout".split()
 )
-"""Settings that may change when a run is continued. The images have a fingerprint of their own,
-and a change of device or precision is reported."""
+"""Settings that may change when a run is continued, whatever its method. The images have a
+fingerprint of their own, and a change of device or precision is reported."""
+
+
+def resume_safe(config: Config) -> frozenset[str]:
+    """The settings that may change when a run is continued, including those of its method."""
+    return RESUME_SAFE | {f"method.{name}" for name in config.method.resume_safe}
+
+
+def check_setting_name(config: Config, path: str) -> None:
+    """Raise ValueError with the nearest names if a configuration has no such setting."""
+    _check_name(path, config.to_dict())
 
 
 def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
@@ -253,7 +271,7 @@ def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def settings(method: type[MethodSettings] = MSF) -> Iterator[tuple[str, Any, Any, str]]:
+def settings(method: type[MethodSettings] = DEFAULT_METHOD) -> Iterator[tuple[str, Any, Any, str]]:
     """Every setting as (dotted name, type, default, help), including those of one method."""
     for group, kind in _group_classes({}, method).items():
         hints = _field_types(kind)
@@ -267,7 +285,8 @@ def _group_classes(method: Any, chosen: type[MethodSettings] | None = None) -> d
     classes: dict[str, type] = typing.get_type_hints(Config)
     if chosen is None:
         given = method if isinstance(method, Mapping) else {}
-        chosen = settings_class(str(given.get("name", MSF.name)), str(given.get("module", "")))
+        name = str(given.get("name", DEFAULT_METHOD.name))
+        chosen = settings_class(name, str(given.get("module", "")))
     return {**classes, "method": chosen}
 
 
@@ -284,6 +303,12 @@ def _flat(config: Config) -> dict[str, Any]:
     }
 
 
+def _check_name(path: str, groups: Mapping[str, Mapping[str, Any]]) -> None:
+    group, _, field_name = path.partition(".")
+    if field_name not in groups.get(group, {}):
+        raise _unknown_setting(path, groups["method"])
+
+
 def _unknown_setting(path: str, method: Mapping[str, Any]) -> ValueError:
     """The error for a setting that does not exist, with the nearest ones that do."""
     chosen = _group_classes(method)["method"]
@@ -296,8 +321,8 @@ def _unknown_setting(path: str, method: Mapping[str, Any]) -> ValueError:
     ]
     if others:
         return ValueError(
-            f"{path}: the method {method.get('name', MSF.name)} has no such setting; it belongs to "
-            f"{', '.join(others)} (--method.name)"
+            f"{path}: the method {method.get('name', DEFAULT_METHOD.name)} has no such setting; it "
+            f"belongs to {', '.join(others)} (--method.name)"
         )
     near = close(path, names, [name for name in names if name.startswith(f"{group}.")] or names)
     return ValueError(f"unknown setting {path!r}; did you mean {near}?")

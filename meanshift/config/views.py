@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from meanshift.config.parsing import need
@@ -28,6 +28,21 @@ class ViewSpec:
     gray: float = 0.0
     blur: float = 0.0
     blur_sigma: tuple[float, float] = (0.1, 2.0)
+
+    def expand(self) -> list[ViewSpec]:
+        """The views one by one: a view with a `count` becomes that many, numbered, each with a
+        stream of its own."""
+        if self.count == 1:
+            return [self]
+        return [
+            replace(
+                self,
+                name=f"{self.name} {copy + 1}",
+                stream=self.stream if copy == 0 else 1000 * (self.stream + 1) + copy,
+                count=1,
+            )
+            for copy in range(self.count)
+        ]
 
     @property
     def has_color(self) -> bool:

@@ -147,7 +147,8 @@ def _stop_workers(items: Any) -> None:
                 worker.join()
 
 
-Request = tuple[int, int, Tensor]  # step, epoch, ids
+Request = tuple[int, int, list[int]]
+"""step, epoch and ids; plain numbers, for tensors would be sent to a worker by a file descriptor"""
 
 
 class _StepSampler(Sampler[Request]):
@@ -176,7 +177,7 @@ class _StepSampler(Sampler[Request]):
                 ordered_epoch = epoch
             ids = order[batch * self.batch_size : (batch + 1) * self.batch_size]
             low, high = distributed.shard_range(len(ids))
-            yield step, epoch, ids[low:high]
+            yield step, epoch, ids[low:high].tolist()
 
 
 class _BatchDataset(Dataset[Batch]):
@@ -188,7 +189,8 @@ class _BatchDataset(Dataset[Batch]):
         self.seed = seed
 
     def __getitem__(self, request: Request) -> Batch:
-        step, epoch, ids = request
+        step, epoch, indices = request
+        ids = torch.tensor(indices, dtype=torch.int64)
         bad: list[tuple[str, str]] = []
         images: Tensor | list[Tensor]
         if self.source.uniform:
@@ -196,7 +198,7 @@ class _BatchDataset(Dataset[Batch]):
         else:
             samples = [
                 read_or_replace(self.source, index, self._replacements(index), gray_size=8)
-                for index in ids.tolist()
+                for index in indices
             ]
             bad = [(error.title, error.reason) for sample in samples for error in sample.errors]
             ids = torch.tensor([sample.used_index for sample in samples])

@@ -198,16 +198,25 @@ class KNNMonitor:
     """k-NN accuracy of a backbone while it trains, on a fixed part of a large source."""
 
     def __init__(
-        self, train: Source, validation: Source, *, image_size: int, max_images: int = 10_000
+        self,
+        train: Source,
+        validation: Source,
+        *,
+        image_size: int,
+        workers: int = 0,
+        max_images: int = 10_000,
     ) -> None:
         self.train = train.subset(rng.choice(0, len(train), max_images, rng.SAMPLE))
         self.validation = validation.subset(rng.choice(0, len(validation), max_images, rng.SAMPLE))
         self.image_size = image_size
+        self.workers = workers
 
     def __call__(self, backbone: nn.Module) -> dict[str, float]:
         device = next(backbone.parameters(), torch.empty(0)).device
         train, validation = (
-            extract_features(backbone, source, image_size=self.image_size, device=device)
+            extract_features(
+                backbone, source, image_size=self.image_size, device=device, workers=self.workers
+            )
             for source in (self.train, self.validation)
         )
         train_labels, validation_labels = self.train.labels, self.validation.labels

@@ -26,12 +26,16 @@ Metrics = dict[str, tuple[Tensor, Tensor | int]]
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What one step returns; only `loss` carries a gradient, and nothing waits for the device."""
+    """What one step returns; only `loss` carries a gradient.
+
+    Nothing here may wait for the device.
+    """
 
     loss: Float[Tensor, ""]
     embeddings: Float[Tensor, "batch dim"]
     """target embeddings of unit length, by which a collapse is recognized"""
     metrics: Metrics = field(default_factory=dict)
+    """`agreement`, the mean cosine of predictions and targets, helps to detect a collapse"""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Batch:
     """The input of one step, on the device."""
 
     views: tuple[Tensor, ...]
-    """one tensor a view, in the order of `Method.views`"""
+    """one tensor per view, in the order of `Method.views`; a view with a count gives several"""
     ids: Int[Tensor, " batch"]
     labels: Int[Tensor, " batch"] | None = None
     """for metrics only; -1 is unknown"""
@@ -104,8 +108,11 @@ class Method(nn.Module, ABC):
         return [self.online]
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Groups for the optimizer: `params`, and where they differ from the defaults `lr_scale`
-        (1), `scheduled` (True) and `weight_decay` (that of the settings)."""
+        """Groups of `params` for the optimizer.
+
+        A group may also have `lr_scale` (default 1), `scheduled` (default True; False keeps the
+        learning rate constant) and `weight_decay` (default that of the settings).
+        """
         return [{"params": [p for p in self.parameters() if p.requires_grad]}]
 
     def set_progress(self, now: Progress) -> dict[str, float | int]:
@@ -113,8 +120,11 @@ class Method(nn.Module, ABC):
         return {}
 
     def begin_epoch(self, now: Progress, batches: Callable[[], Iterator[Batch]]) -> None:
-        """Called before the first step of an epoch; `batches()` is a pass over the training data in
-        evaluation views, for methods that cluster or assign."""
+        """Called before the first step of an epoch, for methods that cluster or assign.
+
+        `batches()` is a pass over the training data in evaluation views; each process has its part.
+        A run that continues within an epoch does not call it again: results belong in buffers.
+        """
 
     def before_forward(self, now: Progress) -> None:
         """Called before `step`."""
@@ -126,12 +136,12 @@ class Method(nn.Module, ABC):
         """Called after the optimizer: moving averages."""
 
     def process_local(self) -> dict[str, MemoryBank]:
-        """Modules whose buffers are not broadcast from the first process, by name; those that are
-        sharded are saved in parts."""
+        """Memory banks by name: their buffers are not broadcast from the first process, and those
+        that are sharded are saved in parts."""
         return {name: m for name, m in self.named_modules() if isinstance(m, MemoryBank)}
 
     def not_saved(self) -> tuple[str, ...]:
-        """Prefixes in the state dict that no checkpoint contains, such as a frozen teacher's."""
+        """Prefixes of names in the state dict that are not saved, such as a frozen teacher's."""
         return ()
 
     def snapshot_metrics(

@@ -22,7 +22,7 @@ class MomentumTarget(Method):
     momentum: float
     settings: Any = None
     """the settings that it was built from, for schedules; None as a library call"""
-    shuffle: int | None = None
+    shuffle_seed: int | None = None
     """seed by which the target's images are permuted over all processes, or None"""
 
     @classmethod
@@ -35,7 +35,7 @@ class MomentumTarget(Method):
 
     def step(self, batch: Batch) -> StepOutput:
         target_view, online_view = batch.views[0], batch.views[-1]
-        self.shuffle = batch.shuffle_seed
+        self.shuffle_seed = batch.shuffle_seed
         output: StepOutput = self(online_view, target_view, ids=batch.ids, labels=batch.labels)
         return output
 
@@ -58,6 +58,6 @@ class MomentumTarget(Method):
             return "both encoders see the same view (method.same_view): give them different views"
         return (
             "the views are too alike (method.online_view strong, smaller views.crop_area), the "
-            "learning rate is too high (halve optim.lr), or the target too quick (raise "
-            "method.momentum)"
+            "learning rate is too high (halve optim.lr), or the target encoder changes too fast "
+            "(raise method.momentum)"
         )

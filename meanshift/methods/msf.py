@@ -46,8 +46,8 @@ class MeanShift(MomentumTarget):
     >>> output = method(online_view, target_view, ids=ids, labels=labels)
     >>> output.loss.backward(); optimizer.step(); method.after_update()
 
-    `k`, `momentum` and `shuffle` (None, or the seed by which the target's images are permuted over
-    all processes, so that batch norm leaks nothing) are attributes to set between steps.
+    `k`, `momentum` and `shuffle_seed` (None, or the seed by which the target's images are permuted
+    over all processes, so that batch norm leaks nothing) are attributes to set between steps.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class MeanShift(MomentumTarget):
     @torch.no_grad()
     def project(self, view: Any) -> Float[Tensor, "batch dim"]:
         """u: the target embedding, of unit length; batch norm uses the batch's own statistics."""
-        seed = self.shuffle if self.training else None
+        seed = self.shuffle_seed if self.training else None
         u = check_embedding(distributed.apply_shuffled(self.target, view, seed), self.dim)
         white: Tensor = self.whiten(normalize(u))
         return white

@@ -21,8 +21,8 @@ def neighbor_metrics(
 ) -> dict[str, tuple[Tensor, Tensor | int]]:
     """Metrics of the neighbors 2..k of each query, as (mean, number of queries).
 
-    `purity` is the paper's: the share of them with the query's label, where it is known (>= 0).
-    `same_image` is the share of queries with an older view of the same image among them.
+    `purity` is the paper's: the fraction of them with the query's label, where it is known (>= 0).
+    `same_image` is the fraction of queries with an older view of the same image among them.
     """
     metrics: dict[str, tuple[Tensor, Tensor | int]] = {}
     if near_labels is not None and labels is not None:

@@ -179,6 +179,30 @@ def _suggest(name: str) -> str:
     return " or ".join(close) if close else "a torchvision backbone such as resnet18 or resnet50"
 
 
+@torch.no_grad()
+def strides_over_one_pixel(network: nn.Module, channels: int, image_size: int) -> bool:
+    """Whether a convolution with a stride gets a map of one pixel from images of this size.
+
+    On CPUs with native bfloat16 oneDNN leaves parts of the weight gradient of such a convolution
+    uninitialized (docs/experiments.md).
+    """
+    found: list[bool] = []
+
+    def check(module: nn.Conv2d, inputs: tuple[Tensor, ...]) -> None:
+        found.append(max(module.stride) > 1 and inputs[0].shape[-2:].numel() == 1)
+
+    convolutions = [m for m in network.modules() if isinstance(m, nn.Conv2d)]
+    handles = [m.register_forward_pre_hook(check) for m in convolutions]
+    modes = {module: module.training for module in network.modules()}
+    network.eval()
+    network(torch.zeros(1, channels, image_size, image_size))
+    for module, training in modes.items():
+        module.training = training
+    for handle in handles:
+        handle.remove()
+    return any(found)
+
+
 def memory_format(encoder: nn.Module) -> torch.memory_format:
     """Return channels-last for networks with 2-D convolutions, which are faster with it."""
     convolutional = any(isinstance(module, nn.Conv2d) for module in encoder.modules())

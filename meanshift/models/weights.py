@@ -11,7 +11,7 @@ import json
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from meanshift.config import Config
+from meanshift.config import Config, MethodSettings
 from meanshift.models import third_party
 from meanshift.models.encoder import Encoder, build_backbone, mlp_from_state
 from meanshift.runtime import checkpoint, rng
@@ -184,7 +184,7 @@ def _from_checkpoint(
 
 
 def _load_untrained(run: Path) -> Weights:
-    """The encoder before the first step; a method builds its encoder before its other modules."""
+    """The encoder before the first step, as `training.session.build_method` initializes it."""
     config = RunDirectory.open(run).config
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.derive_seed(config.train.seed, 0, rng.INITIAL))
@@ -248,8 +248,15 @@ def _build(config: Config, state: Mapping[str, Any], path: Path) -> nn.Module:
 def _parse_config(settings: Any, path: Path) -> Config:
     if not isinstance(settings, Mapping):
         raise ValueError(f"{path}: contains no settings of an encoder")
+    method = settings.get("method") or {}
+    module = method.get("module") if isinstance(method, Mapping) else ""
     try:
-        return Config.from_dict(settings)
+        if not module:
+            return Config.from_dict(settings)
+        # Only the encoder is used: code from outside is neither needed nor executed.
+        rest = {group: values for group, values in settings.items() if group != "method"}
+        opaque = MethodSettings(name=str(method.get("name")), module=str(module))
+        return replace(Config.from_dict(rest), method=opaque)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from meanshift.config import RESUME_SAFE, Config, differences
+from meanshift.config import Config, differences, resume_safe
 from meanshift.config.recipes import command_for
 from meanshift.runtime.files import exclusive_lock
 from meanshift.runtime.progress import progress
@@ -87,7 +87,7 @@ class Job:
 
 def same_run(one: Config, other: Config) -> bool:
     """Whether two configurations give the same run: only resume-safe settings may differ."""
-    return not set(differences(one, other)) - (RESUME_SAFE - {"data.source"})
+    return not set(differences(one, other)) - (resume_safe(one) - {"data.source"})
 
 
 def find_folder(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from meanshift.config import Config, differences
+from meanshift.config.parsing import setting_text
 from meanshift.reproduce import page, plots
 from meanshift.reproduce.claims import Measurement
 from meanshift.reproduce.cost import measure_cost
@@ -94,32 +95,41 @@ class Reproduction:
             run_jobs(self.jobs, self.out, devices)
         if not all(study.trains for study in self.studies.values()):
             for seed in range(self.seeds):
-                self._measure_cost(seed)
+                if self._read_cost(seed) is None:
+                    self._measure_cost(seed)
         return [job for job in self.jobs if job.failure]
 
-    def _measure_cost(self, seed: int) -> dict[str, Any]:
-        """The cost of the search; measured once per seed for the same network and batch."""
-        path = self._cost_file(seed)
-        config = self.experiment.run_config({}, 0)
-        variants = self.experiment.study("cost").variants
-        sizes = sorted({int(variant.position or 0) for variant in variants})
-        if path.exists():
-            result: dict[str, Any] = json.loads(path.read_text())
-            measured = Config.from_dict(result["config"])
-            same_device = measured.train.device == config.train.device
-            if same_device and same_run(measured, config) and result["sizes"] == sizes:
-                return result
+    def _measure_cost(self, seed: int) -> None:
+        """Measure the cost of the search once, and write it to the file of a seed."""
+        config, sizes = self._cost_settings()
         self.out.mkdir(parents=True, exist_ok=True)
         cost = measure_cost(config, rounds=9, sizes=sizes)
         result = {"config": config.to_dict(), "sizes": sizes, **cost}
-        write_text(path, json.dumps(result, indent=2) + "\n")
-        return result
+        write_text(self._cost_file(seed), json.dumps(result, indent=2) + "\n")
+
+    def _read_cost(self, seed: int) -> dict[str, Any] | None:
+        """The cost in the file of a seed; None if there is none with these settings."""
+        path = self._cost_file(seed)
+        if not path.exists():
+            return None
+        config, sizes = self._cost_settings()
+        result: dict[str, Any] = json.loads(path.read_text())
+        measured = Config.from_dict(result["config"])
+        same_device = measured.train.device == config.train.device
+        same = same_device and same_run(measured, config) and result["sizes"] == sizes
+        return result if same else None
+
+    def _cost_settings(self) -> tuple[Config, list[int]]:
+        """The configuration whose steps are timed, and the bank sizes that are searched."""
+        variants = self.experiment.study("cost").variants
+        sizes = sorted({int(variant.position or 0) for variant in variants})
+        return self.experiment.run_config({}, 0), sizes
 
     def _cost_file(self, seed: int) -> Path:
         return self.out / f"cost-{seed}.json"
 
     def results(self) -> list[StudyResult]:
-        """The tables, as far as the runs are finished."""
+        """The tables, as far as the runs are finished; nothing is computed."""
         return [
             self._study_result(name, study) if study.trains else self._cost_result(name, study)
             for name, study in self.studies.items()
@@ -131,9 +141,8 @@ class Reproduction:
         return StudyResult.collect(name, study, jobs, has_test_split=bool(self.experiment.split))
 
     def _cost_result(self, name: str, study: Study) -> StudyResult:
-        measured = [
-            self._measure_cost(seed) for seed in range(self.seeds) if self._cost_file(seed).exists()
-        ]
+        costs = [self._read_cost(seed) for seed in range(self.seeds)]
+        measured = [cost for cost in costs if cost is not None]
         batch_size = self.experiment.config.train.batch_size
         table = {}
         for variant in study.variants:
@@ -188,6 +197,5 @@ class Reproduction:
         words += ["--data", experiment.config.data.source, "--seeds", str(self.seeds)]
         for name, (_, value) in changes.items():
             if name != "data.source":
-                text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-                words += [f"--{name}", text]
+                words += [f"--{name}", setting_text(value)]
         return shlex.join([*words, "--out", str(self.out)])

@@ -9,16 +9,16 @@ def pick_device(name: str) -> torch.device:
     """Return the device of a setting; `auto` is a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    got = f"--train.device or --device: got {name!r}"
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"train.device: got {name!r}, need auto, cpu, cuda or cuda:N") from None
+        raise ValueError(f"{got}, need auto, cpu, cuda or cuda:N") from None
     if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"train.device: got {name!r}, need auto, cpu, cuda or cuda:N")
+        raise ValueError(f"{got}, need auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(
-            f"train.device: got {name!r}, but torch finds {torch.cuda.device_count()} GPUs here; "
-            f"use auto or cpu"
+            f"{got}, but torch finds {torch.cuda.device_count()} GPUs here; use auto or cpu"
         )
     return device
 
@@ -30,7 +30,10 @@ def pick_precision(name: str, device: torch.device) -> torch.dtype:
     which is slower than float32.
     """
     if name == "float16" and device.type == "cpu":
-        raise ValueError("train.precision: float16 needs a GPU; on a CPU use bfloat16 or float32")
+        raise ValueError(
+            "--train.precision or --precision: got 'float16', which needs a GPU; on a CPU use "
+            "bfloat16 or float32"
+        )
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if name != "auto":
         return dtypes[name]

@@ -31,11 +31,6 @@ SHUFFLE = 8
 """permutation of images over processes"""
 
 
-def view_stream(stream: int, copy: int) -> int:
-    """Return the stream of the n-th copy of a view; the first has the view's own."""
-    return stream if copy == 0 else 1000 * (stream + 1) + copy
-
-
 def bits(
     seed: int, epoch: int, ids: Int[Tensor, " n"], stream: int, count: int
 ) -> Int[Tensor, "n count"]:

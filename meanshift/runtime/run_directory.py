@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from meanshift.config import RESUME_SAFE, Config, differences
+from meanshift.config import Config, differences, resume_safe
 from meanshift.runtime.files import exclusive_lock, write_text
 
 
@@ -135,10 +135,11 @@ class RunDirectory:
         return path
 
     def _check_settings(self, existing: Config, config: Config) -> None:
+        safe = resume_safe(config)
         changes = [
             f"  {name}: {before!r} there, {now!r} now"
             for name, (before, now) in differences(existing, config).items()
-            if name not in RESUME_SAFE
+            if name not in safe
         ]
         if changes:
             lines = "\n".join(changes)

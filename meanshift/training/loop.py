@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import torch
+
 from meanshift.config import Config
 from meanshift.methods import Batch, StepOutput
 from meanshift.models.features import evaluation_batches
 from meanshift.ops import collapse
-from meanshift.runtime import distributed, signals
+from meanshift.runtime import distributed, rng, signals
 from meanshift.runtime.device import pick_device
 from meanshift.runtime.errors import SharedError
 from meanshift.training.session import MakeMonitor, Session, open_session
@@ -19,7 +21,7 @@ from meanshift.training.snapshot import snapshot_epochs, take_snapshot
 from meanshift.training.step import TrainStep
 
 
-def pretrain(config: Config, out: Path | str, *, monitor: MakeMonitor | None = None) -> Path:
+def pretrain(config: Config, out: Path | str, *, make_monitor: MakeMonitor | None = None) -> Path:
     """Train the run in `out`, or continue it. Interruptions do not change a bit of the result.
 
     Under `torchrun` all processes train one model, each on its part of every batch.
@@ -30,7 +32,7 @@ def pretrain(config: Config, out: Path | str, *, monitor: MakeMonitor | None = N
     device = distributed.local_device(pick_device(config.train.device))
     with (
         distributed.process_group(device, timeout=config.train.timeout),
-        open_session(config, Path(out), device, monitor) as session,
+        open_session(config, Path(out), device, make_monitor) as session,
     ):
         train(session)
     return session.run_directory.folder
@@ -56,6 +58,7 @@ def train(session: Session) -> None:
             epoch = now.epoch + 1
             epoch_ends = schedule.ends_epoch(now.step)
             if schedule.begins_epoch(now.step):
+                torch.manual_seed(rng.derive_seed(settings.seed, now.step, rng.NETWORK))
                 session.method.begin_epoch(now, lambda: training_data(session))
             scheduled: dict[str, float | int] = {"lr": schedule.set_lr(state.optimizer, now.step)}
             scheduled |= session.method.set_progress(now)
@@ -85,7 +88,6 @@ def train(session: Session) -> None:
                     distributed.barrier()  # a launcher ends the others when the first one exits
                     raise signals.Stopped(stop_signal, state.step)
         console.print(state.bad_files.summary())
-        session.trackers.close()
 
 
 def observe(session: Session, epoch: int, *, evaluate: bool) -> None:

@@ -48,15 +48,17 @@ class TrainState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore everything but what is not saved, and memory banks that are saved in parts."""
         self.step = state["step"]
-        self._load_method(state["method"])
+        self._load_method(state["method"], in_parts="parts" in state)
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.averages.load_state_dict(state["metrics"])
         self.bad_files.reasons = dict(state["bad_files"])
 
-    def _load_method(self, values: dict[str, Any]) -> None:
+    def _load_method(self, values: dict[str, Any], *, in_parts: bool) -> None:
         missing, unexpected = self.method.load_state_dict(values, strict=False)
-        elsewhere = self.method.not_saved() + _part_names(self.method.process_local())
+        elsewhere = self.method.not_saved()
+        if in_parts:
+            elsewhere += _part_names(self.method.process_local())
         missing = [name for name in missing if not name.startswith(elsewhere)]
         if missing or unexpected:
             raise ValueError(

@@ -18,7 +18,7 @@ from meanshift.config import Config
 from meanshift.data import Source, loader, train_and_validation
 from meanshift.data.bad_files import BadFiles
 from meanshift.methods import BuildContext, Method, method_class, view_specs
-from meanshift.models.encoder import Encoder, memory_format
+from meanshift.models.encoder import Encoder, memory_format, strides_over_one_pixel
 from meanshift.models.sync_batch_norm import convert_sync_batch_norm
 from meanshift.runtime import checkpoint, distributed, rng
 from meanshift.runtime.device import pick_precision
@@ -133,6 +133,7 @@ def open_session(
             run_directory.rewind(-1 if values is None else session.state.step)
         session.console.start(session.state.step)
         session.trackers.start(session.state.step)
+        stack.callback(session.trackers.close)
         for message in unreadable:
             session.warn("checkpoint", f"{message}; going back to step {session.state.step}")
         _report_other_machine(session, values)
@@ -144,7 +145,6 @@ def open_session(
 
 def build_method(config: Config, source: Source | None = None) -> Method:
     """The method of a config with the initial weights that its seed gives."""
-
     seed = rng.derive_seed(config.train.seed, 0, rng.INITIAL)
 
     def encoder(*, dim: int = 0) -> Encoder:
@@ -173,8 +173,10 @@ def _prepare(
     source, validation = train_and_validation(
         config.data.source, config.data.validation, seed=train.seed
     )
-    precision = pick_precision(train.precision, device)
-    method = build_method(config, source).to(device).train()
+    transform = MultiViewTransform(view_specs(config), train.seed, config.data.image_size)
+    method = build_method(config, source)
+    precision = _pick_precision(train.precision, device, method, transform, source.channels)
+    method = method.to(device).train()
     if train.batch_norm == "sync":
         convert_sync_batch_norm(method, device)
     method.to(memory_format=memory_format(method))
@@ -193,7 +195,7 @@ def _prepare(
         source=source,
         fingerprint=source.fingerprint(),
         schedule=schedule,
-        transform=MultiViewTransform(view_specs(config), train.seed, config.data.image_size),
+        transform=transform,
         state=state,
         monitor=make_monitor(config, source, validation) if make_monitor else None,
         console=Console(schedule, train.batch_size, shown=run_directory.writes),
@@ -223,6 +225,23 @@ def _about(session: Session) -> dict[str, Any]:
         "images": len(session.source),
         "steps": session.schedule.total,
     }
+
+
+def _pick_precision(
+    name: str,
+    device: torch.device,
+    method: Method,
+    transform: MultiViewTransform,
+    channels: int,
+) -> torch.dtype:
+    """The precision of the settings; `auto` avoids bfloat16 where its gradients are wrong."""
+    precision = pick_precision(name, device)
+    if name == "auto" and device.type == "cpu" and precision == torch.bfloat16:
+        backbone = method.online.get_submodule("backbone")
+        sides = {transform.side(view) for view in transform.single_views()}
+        if any(strides_over_one_pixel(backbone, channels, side) for side in sides):
+            return torch.float32
+    return precision
 
 
 def _report_other_machine(session: Session, values: dict[str, Any] | None) -> None:

@@ -36,9 +36,6 @@ def snapshot_epochs(epochs: int, count: int) -> set[int]:
 def take_snapshot(session: Session, epoch: int) -> dict[str, float]:
     """Write a snapshot and return its metrics: rank of the features, neighbors that stayed."""
     indices, features = _features(session)
-    projector = session.method.online.get_submodule("projector")
-    with torch.no_grad(), eval_mode(projector):
-        embeddings = projector(features.to(session.device)).cpu()
     features = features.half()
     weights = {
         name: value.half() if value.is_floating_point() else value
@@ -53,12 +50,11 @@ def take_snapshot(session: Session, epoch: int) -> dict[str, float]:
             "epoch": epoch,
             "indices": indices,
             "features": features,
-            "embeddings": embeddings.half(),
             "weights": weights,
         }
         checkpoint.write(path, content)
     metrics = {"feature_rank": collapse.effective_rank(features)}
-    with torch.no_grad(), eval_mode(session.method):  # the bank is searched and not written
+    with torch.no_grad(), eval_mode(session.method):  # in which a method does not change its state
         metrics |= session.method.snapshot_metrics(
             session.config.views, _labeled_batches(session, indices, epoch)
         )
@@ -82,6 +78,7 @@ def _features(session: Session) -> tuple[Int[Tensor, " n"], Tensor]:
         image_size=config.data.image_size,
         device=session.device,
         precision=session.precision,
+        workers=config.data.workers,
         bad=bad,
     )
     if bad and len(bad) < len(indices):

@@ -75,9 +75,9 @@ class TrainStep:
         """Apply the gradients, then the method's moving averages."""
         state = self.session.state
         clip_norm = self.session.config.optim.clip_norm
+        state.scaler.unscale_(state.optimizer)
         self.session.method.before_update(now)
         if clip_norm:
-            state.scaler.unscale_(state.optimizer)
             parameters = [p for group in state.optimizer.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(parameters, clip_norm)
         state.scaler.step(state.optimizer)
@@ -106,9 +106,8 @@ class TrainStep:
         """The loss of two black images; the method is in eval mode, so nothing is enqueued."""
         session = self.session
         views = tuple(
-            torch.zeros(2, session.source.channels, size, size, device=session.device)
-            for view in session.transform.views
-            for size in [view.size or session.transform.size] * view.count
+            torch.zeros(2, session.source.channels, side, side, device=session.device)
+            for side in map(session.transform.side, session.transform.single_views())
         )
         output: StepOutput = module(Batch(views, torch.arange(2, device=session.device)))
         return output.loss

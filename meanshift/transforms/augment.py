@@ -8,7 +8,7 @@ rounding of float32: sums over parts of other sizes may differ by about 1e-6.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -121,8 +121,8 @@ class MultiViewTransform:
         """
         sizes = torch.tensor([image.shape[1:] for image in images])
         crops = []
-        for view in self._single_views():
-            side = view.size or self.size
+        for view in self.single_views():
+            side = self.side(view)
             address = Address(self.seed, epoch, ids, view.stream)
             boxes = draw_boxes(view, address, *sizes.unbind(1)).tolist()
             flips = draw_flips(view, address).tolist()
@@ -145,12 +145,12 @@ class MultiViewTransform:
         ids: Int[Tensor, " batch"],
     ) -> tuple[Float[Tensor, "batch channels _ _"], ...]:
         """Return the views of whole images of one size, or of the crops that `crop` returned."""
-        views = self._single_views()
+        views = self.single_views()
         cropped = isinstance(images, list)
         inputs = images if isinstance(images, list) else [images] * len(views)
         outputs = []
         for pixels, view in zip(inputs, views, strict=True):
-            side = view.size or self.size
+            side = self.side(view)
             chunk = max(1, PIXELS // side**2) if pixels.device.type == "cpu" else len(ids)
             channels = pixels.shape[1 if cropped else 3]
             output = torch.empty(len(ids), channels, side, side, device=pixels.device)
@@ -171,13 +171,13 @@ class MultiViewTransform:
             heights, widths = torch.tensor(images.shape[1:3]).expand(len(images), 2).unbind(1)
             boxes = draw_boxes(view, address, heights, widths)
             flips = draw_flips(view, address)
-            output = resized_crop(images, boxes, flips, view.size or self.size)
+            output = resized_crop(images, boxes, flips, self.side(view))
         return apply_color(output, draw_colors(view, address)) if view.has_color else output
 
-    def _single_views(self) -> list[ViewSpec]:
-        """The views one by one: of those with a `count`, each has a stream of its own."""
-        return [
-            replace(view, stream=rng.view_stream(view.stream, copy), count=1)
-            for view in self.views
-            for copy in range(view.count)
-        ]
+    def single_views(self) -> list[ViewSpec]:
+        """The views one by one, in the order of the output."""
+        return [single for view in self.views for single in view.expand()]
+
+    def side(self, view: ViewSpec) -> int:
+        """The side of a view in pixels."""
+        return view.size or self.size

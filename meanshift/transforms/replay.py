@@ -97,5 +97,5 @@ def center_square(
 
 
 def _empty_views(transform: MultiViewTransform) -> tuple[Tensor, ...]:
-    sides = [view.size or transform.size for view in transform.views for _ in range(view.count)]
+    sides = [transform.side(view) for view in transform.single_views()]
     return tuple(torch.empty(0, 3, side, side) for side in sides)

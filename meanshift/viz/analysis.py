@@ -6,7 +6,6 @@ import itertools
 import statistics
 import zipfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ from torch import Tensor
 from meanshift.config import ViewSpec
 from meanshift.ops.kmeans import kmeans
 from meanshift.ops.topk import nearest_neighbors
-from meanshift.runtime import rng
 from meanshift.transforms.augment import MultiViewTransform
 from meanshift.transforms.replay import ReplayedViews, replay_views
 from meanshift.viz.run_reader import MissingData, Run
@@ -123,17 +121,6 @@ def _absolute(source: str) -> Path:
 
 
 # Views
-
-
-def single_views(views: Sequence[ViewSpec]) -> list[ViewSpec]:
-    """The views one by one: a view with a `count` becomes that many, numbered."""
-    singles = []
-    for view in views:
-        for copy in range(view.count):
-            name = view.name if view.count == 1 else f"{view.name} {copy + 1}"
-            stream = rng.view_stream(view.stream, copy)
-            singles.append(replace(view, name=name, stream=stream, count=1))
-    return singles
 
 
 def view_title(view: ViewSpec) -> str:

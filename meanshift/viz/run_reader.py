@@ -19,7 +19,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
-from meanshift.config import RESUME_SAFE, ViewSpec, differences
+from meanshift.config import ViewSpec, differences, resume_safe
 from meanshift.data import Source, UnreadableSample, train_and_validation
 from meanshift.methods import method_class, view_specs
 from meanshift.runtime import checkpoint
@@ -70,11 +70,12 @@ class Run:
     def _identity(self) -> str:
         environment = self.environment
         first_session = (environment.get("earlier") or [environment])[0]
+        safe = resume_safe(self.config)
         lasting = {
             f"{group}.{name}": value
             for group, values in self.config.to_dict().items()
             for name, value in values.items()
-            if f"{group}.{name}" not in RESUME_SAFE
+            if f"{group}.{name}" not in safe
         }
         return f"{first_session.get('date', '')} {self.folder.resolve()} {lasting}"
 
@@ -296,10 +297,11 @@ def differing_settings(runs: Sequence[Run]) -> dict[str, list[Any]]:
     first = runs[0].config
     names = dict.fromkeys(name for run in runs for name in differences(first, run.config))
     groups = [run.config.to_dict() for run in runs]
+    safe = {name for run in runs for name in resume_safe(run.config)}
     differing = {}
     for name in names:
         group, _, field = name.partition(".")
-        if name == "data.source" or name not in RESUME_SAFE:
+        if name == "data.source" or name not in safe:
             differing[name] = [settings[group].get(field) for settings in groups]
     return differing
 

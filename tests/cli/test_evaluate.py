@@ -31,6 +31,18 @@ def test_several_weights_are_compared_side_by_side(call, trained):
         assert spec in out
 
 
+def test_weights_that_are_named_twice_leave_no_other_out(call, trained):
+    code, out, _ = call("evaluate", "knn", "cluster", trained, "--compare", "pixels", trained)
+    assert code == 0
+    knn, cluster = out.split("\ncluster on ")
+    assert knn.count("pixels") == cluster.count("pixels") == 1
+
+
+def test_a_wrong_device_names_the_flag_that_was_typed(call, tmp_path):
+    code, _, err = call("evaluate", "knn", tmp_path, "--device", "toaster")
+    assert code == 2 and "--device: got 'toaster'" in err
+
+
 def test_a_checkpoint_file_can_be_evaluated(call, trained):
     first, last = sorted((trained / "checkpoints").iterdir())
     fingerprints = []

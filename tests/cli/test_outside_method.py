@@ -8,7 +8,7 @@ import torch
 
 from meanshift.cli import parse_arguments
 from meanshift.cli.settings import configure
-from meanshift.config.recipes import command_for
+from meanshift.config.recipes import command_for, recipe
 from meanshift.runtime import checkpoint
 from meanshift.viz.run_reader import Run
 from tests.support.commands import read_metrics, run_program
@@ -128,6 +128,28 @@ def _stop_at_step(step):
             raise SystemExit(1)
 
     return fail
+
+
+def test_python_and_the_command_give_one_run(command, photos):
+    """The path of the method is relative in both."""
+    names = [name.removeprefix("--") for name in FLAGS[::2]]
+    flags = dict(zip(names, FLAGS[1::2], strict=True))
+    method = {"method.module": "mine.py:SimSiam", "method.hidden": 16}
+    config = recipe("small").with_overrides({"data.source": str(photos), **method, **flags})
+    assert configure(parse_arguments([*command, "--out", "run"])) == config
+
+
+@pytest.mark.parametrize("value", ["", "1"])
+def test_the_traceback_of_an_error_in_the_method_can_be_printed(
+    call, command, tmp_path, monkeypatch, value
+):
+    mistaken = SIMSIAM.replace("        z_a, z_b =", "        z_a, z_b = [int('a mistake')]  #")
+    (tmp_path / "code" / "mine.py").write_text(mistaken)
+    monkeypatch.setenv("MEANSHIFT_TRACEBACK", value)
+    code, _, err = call(*command, "--out", tmp_path / "run")
+    assert code == 2 and "a mistake" in err
+    assert ("mine.py" in err.partition("Traceback")[2]) == bool(value)
+    assert ("set MEANSHIFT_TRACEBACK=1" in err) == (not value)
 
 
 def test_the_command_that_a_run_reports_gives_the_run_again(call, command, tmp_path, monkeypatch):

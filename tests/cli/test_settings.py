@@ -3,8 +3,9 @@
 import pytest
 
 from meanshift.cli import parse_arguments
-from meanshift.cli.settings import configure, scan_start
+from meanshift.cli.settings import configure, prescan_base_config
 from meanshift.config import METHODS, Config, settings
+from meanshift.config.parsing import setting_text
 from meanshift.config.recipes import RECIPES, recipe
 
 OUT = ["--out", "run"]
@@ -41,8 +42,7 @@ def test_help_has_the_values_of_the_recipe_that_is_named(call, name):
     for path, _, _, text in settings(type(recipe(name).method)):
         group, _, field = path.partition(".")
         value = values[group][field]
-        shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
-        assert " ".join(f"{text} [{shown}]".split()) in flat
+        assert " ".join(f"{text} [{setting_text(value)}]".split()) in flat
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_value_that_is_the_name_of_a_recipe_is_not_the_recipe():
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_without_flags_is_the_recipe(name):
     assert parse(name) == recipe(name)
-    assert scan_start([name]) == recipe(name)
+    assert prescan_base_config([name]) == recipe(name)
 
 
 def test_a_flag_without_a_value_sets_a_yes_or_no_setting():
@@ -100,6 +100,27 @@ def test_the_settings_that_another_method_changes_are_printed(capsys):
         "the method byol-asym changes these settings:",
         "  method.whiten: False (small: True)",
         "  optim.schedule: epoch (small: step)",
+    ]
+
+
+def test_changed_settings_of_every_group_are_printed(capsys, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from meanshift.config import MethodSettings\n"
+        "class Mine:\n"
+        "    @dataclass(frozen=True, kw_only=True)\n"
+        "    class Settings(MethodSettings):\n"
+        "        defaults = {'train.batch_size': 32, 'train.epochs': 7, 'data.image_size': 64}\n"
+        "        name: str = 'mine'\n"
+    )
+    parse("small", "--method.module", f"{tmp_path}/mine.py:Mine", "--train.epochs", "9")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        f"the method mine of {tmp_path}/mine.py:Mine changes these settings:",
+        "  data.image_size: 64 (small: 96)",
+        "  optim.schedule: epoch (small: step)",
+        "  optim.warmup_epochs: 0 (small: 2)",
+        "  train.batch_size: 32 (small: 64)",
     ]
 
 

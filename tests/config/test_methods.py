@@ -150,6 +150,37 @@ def test_an_external_file_replaces_no_module(external):
     assert sys.modules["json"] is json
 
 
+def test_files_of_one_name_are_two_modules(tmp_path):
+    classes = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(EXTERNAL)
+        classes.append(load_class(f"{tmp_path / folder / 'mine.py'}:Twin"))
+    for loaded in classes:
+        assert vars(sys.modules[loaded.__module__])["Twin"] is loaded
+    assert classes[0] is not classes[1]
+
+
+def test_a_relative_path_becomes_absolute(external, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    relative = "json.py:Twin"
+    expected = Config().with_overrides({"method.module": external, "method.mode": "slow"})
+    assert expected.method.module == external
+    by_overrides = Config().with_overrides({"method.module": relative, "method.mode": "slow"})
+    assert by_overrides == expected
+    groups = expected.to_dict()
+    groups["method"]["module"] = relative
+    assert Config.from_dict(groups) == expected
+    method = dataclasses.replace(expected.method, module=relative)
+    assert dataclasses.replace(expected, method=method) == expected
+
+
+def test_the_same_module_again_changes_nothing(external, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = Config().with_overrides({"method.module": external, "method.mode": "slow"})
+    assert config.with_overrides({"method.module": "json.py:Twin"}) == config
+
+
 def test_an_external_method_has_no_other_settings(external):
     with pytest.raises(ValueError, match=r"method twin has no such setting; it belongs to msf"):
         Config().with_overrides({"method.module": external, "method.k": 3})

@@ -9,7 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meanshift.config import FORMAT, MSF, RESUME_SAFE, Config, differences, settings
+from meanshift.config import (
+    FORMAT,
+    METHODS,
+    MSF,
+    RESUME_SAFE,
+    Config,
+    check_setting_name,
+    differences,
+    resume_safe,
+    settings,
+)
+from meanshift.config.parsing import parse, setting_text
 from meanshift.config.recipes import RECIPES, recipe
 
 SETTINGS = {name: (kind, default, text) for name, kind, default, text in settings()}
@@ -287,6 +298,26 @@ def test_settings_that_are_safe_to_change_exist_and_none_alters_a_weight():
     assert {"data.workers", "train.log_every", "train.save_every"} <= RESUME_SAFE
     changing = ("method.k", "optim.lr", "train.epochs", "train.seed", "train.batch_size")
     assert RESUME_SAFE.isdisjoint(changing)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_adds_settings_that_are_safe_to_change(name):
+    config = Config().with_overrides({"method.name": name})
+    safe = resume_safe(config)
+    assert {path for path, *_ in settings(type(config.method))} >= safe >= RESUME_SAFE
+    assert ("method.bank_layout" in safe) == (name == "msf")
+
+
+def test_a_setting_name_is_checked_without_a_value():
+    check_setting_name(Config(), "method.k")
+    for path in ("method.kk", "methods.k", "method"):
+        with pytest.raises(ValueError, match=f"unknown setting '{path}'; did you mean"):
+            check_setting_name(Config(), path)
+
+
+def test_the_text_of_a_value_is_parsed_to_the_value():
+    for path, kind, default, _ in settings():
+        assert parse(setting_text(default), kind, path) == default
 
 
 def test_an_unknown_recipe_names_the_known_ones():

@@ -7,8 +7,6 @@ import pickle
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -26,6 +24,7 @@ from meanshift.models.encoder import build_backbone
 from meanshift.models.features import extract_features
 from meanshift.runtime import checkpoint
 from tests.support.exact import assert_same
+from tests.support.processes import limit_file_size, run_processes, start_processes
 from tests.support.sources import load_batches, titles
 
 RANDOM = np.random.default_rng(0)
@@ -314,7 +313,7 @@ def test_runs_from_the_store_end_in_the_same_bits_as_from_the_folder(tmp_path, c
 
 
 def command(root, out, *more):
-    return [sys.executable, "-m", "meanshift", "pack", str(root), str(out), *map(str, more)]
+    return ["pack", str(root), str(out), *map(str, more)]
 
 
 @pytest.fixture(scope="module")
@@ -339,18 +338,16 @@ def test_a_killed_pack_continues_to_the_same_bytes(many, tmp_path, workers):
     part = out / "train.part"
     synced = 0
     for _ in range(2):
-        process = subprocess.Popen(
-            command(many, out, "--side", 500, "--workers", workers), stderr=subprocess.DEVNULL
-        )
-        deadline = time.monotonic() + 120
-        while not part.exists() or part.stat().st_size <= synced:
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.001)
-        process.send_signal(signal.SIGSTOP)
-        with pytest.raises(ValueError, match="another process is packing into it; wait"):
-            packed(many, out, side=500)
-        process.kill()
-        process.wait()
+        words = command(many, out, "--side", 500, "--workers", workers)
+        with start_processes(1, words, tmp_path / "output") as group:
+            while not part.exists() or part.stat().st_size <= synced:
+                assert group.processes[0].poll() is None, group.output
+                time.sleep(0.001)
+            group.signal(signal.SIGSTOP)
+            with pytest.raises(ValueError, match="another process is packing into it; wait"):
+                packed(many, out, side=500)
+            group.signal(signal.SIGKILL)
+            group.wait()
         assert not (out / "pack.json").exists()
         synced = part.stat().st_size
     assert 0 < part.read_bytes().count(b"\n") < 130
@@ -439,14 +436,12 @@ def test_workers_write_the_same_bytes(tmp_path, broken):
 def test_a_full_disk_loses_nothing(tmp_path, many):
     """A limit of the size of files stands for the disk: writes fail in the middle, for real."""
     out = tmp_path / "out"
-    limit = 40_000_000
-    code = "import resource, sys; from meanshift.cli import main; "
-    code += f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); sys.exit(main())"
-    full = [sys.executable, "-c", code, *command(many, out, "--side", 500)[3:]]
-    done = subprocess.run(full, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert f"{out}: the store could not be written ([Errno" in done.stderr
-    assert "type the command again: it continues" in done.stderr
+    limited = {0: limit_file_size(40_000_000)}
+    words = command(many, out, "--side", 500)
+    codes, group = run_processes(1, words, tmp_path / "output", before=limited)
+    assert codes == [2] and "Traceback" not in group.output
+    assert f"{out}: the store could not be written ([Errno" in group.output
+    assert "type the command again: it continues" in group.output
     rows = (out / "train.part").read_bytes().count(b"\n")
     assert rows >= 64  # 16 MiB are 35 images, and twice as many fit
     for store in (out, tmp_path / "whole"):

@@ -3,12 +3,9 @@
 import dataclasses
 import json
 import math
-import os
 import re
 import signal
 import statistics
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -33,6 +30,7 @@ from tests.support.detectors import (
     write_weights,
 )
 from tests.support.exact import assert_same
+from tests.support.processes import run_processes, start_processes
 from tests.support.voc import truncate_images, write_voc
 
 
@@ -62,18 +60,6 @@ def command(weights, root):
     return words
 
 
-def run_command(words, *launcher, timeout=300):
-    """The command in a process of its own."""
-    return subprocess.run(
-        [sys.executable, *launcher, "-m", "meanshift", *words],
-        timeout=timeout,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-
-
 def image_in_training(root, position=0):
     """The name of the image at a position in training."""
     train, _ = read_voc(root)
@@ -99,17 +85,12 @@ def test_a_killed_command_typed_again_ends_in_the_same_bits(call, command, tmp_p
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
     code, _, err = call(*command(uninterrupted, *options))
     assert code == 0, err
-    process = subprocess.Popen(
-        [sys.executable, "-m", "meanshift", *command(killed, *options, "--workers", 2)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 120
-    while not list(killed.glob("detectors/*/step-00000001?.pt")):  # of 24
-        assert process.poll() is None and time.monotonic() < deadline, "no checkpoint in time"
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait(timeout=60) == -signal.SIGKILL
+    with start_processes(1, command(killed, *options, "--workers", 2), tmp_path / "first") as group:
+        while not list(killed.glob("detectors/*/step-00000001?.pt")):  # of 24
+            assert group.processes[0].poll() is None, group.output
+            time.sleep(0.005)
+        group.signal(signal.SIGKILL)
+        assert group.wait() == [-signal.SIGKILL]
     (folder,) = (killed / "detectors").iterdir()
     assert 10 <= checkpoint.latest(folder)[0]["step"] < 24
     assert not (killed / "results").exists()
@@ -190,9 +171,10 @@ def test_an_error_in_a_worker_is_reported_and_ends_the_command(command, tmp_path
     """In a process of its own: a process that waits for its workers forever must not be this."""
     root = write_voc(tmp_path / "pollen", train=3)
     truncate_images(root, "000000", "000001", "000002")
-    done = run_command(command(tmp_path, *TINY_OPTIONS, "--workers", 2, root=root), timeout=60)
-    assert done.returncode == 2
-    assert "meanshift: VOC 07 trainval: " in done.stderr and "Traceback" not in done.stderr
+    words = command(tmp_path, *TINY_OPTIONS, "--workers", 2, root=root)
+    codes, group = run_processes(1, words, tmp_path / "output")
+    assert codes == [2], group.output
+    assert "meanshift: VOC 07 trainval: " in group.output and "Traceback" not in group.output
 
 
 # A detector that learns
@@ -463,16 +445,16 @@ def test_mistakes_are_named_with_what_to_type(
 def test_two_processes_train_and_evaluate_together_and_report_once(command, tmp_path):
     root, out = write_voc(tmp_path / "pollen", 6, 5), tmp_path / "out"
     truncate_images(root, image_in_training(root, 1))  # in the part of the second process only
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = run_command(command(out, *TINY_OPTIONS, root=root), *launcher)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("on VOC 07 test") == done.stdout.count("MSF w/s, 200 *") == 1
-    assert table_rows(done.stdout)[0][0] == str(command(out)[2])
-    assert done.stderr.count("card: ") == 1 and done.stderr.count("VOC 07 test: 5;") == 1
-    assert " of 5 objects found" in done.stderr
+    codes, group = run_processes(2, command(out, *TINY_OPTIONS, root=root), tmp_path / "output")
+    output = group.output
+    assert codes == [0, 0], output
+    assert output.count("on VOC 07 test") == output.count("MSF w/s, 200 *") == 1
+    assert output.count(f"\n  {command(out)[2]}  ") == 1  # a row of the table
+    assert output.count("card: ") == 1 and output.count("VOC 07 test: 5;") == 1
+    assert " of 5 objects found" in output
     (path,) = (out / "results").glob("*.json")
     card = json.loads(path.read_text())["card"]
     assert card["settings"]["processes"] == [[2]] and card["sizes"] == {"train": 6, "test": 5}
     assert card["settings"]["batch norm"] == "synchronized"
-    assert done.stderr.count("1 images cannot be read") == 1, done.stderr
+    assert output.count("1 images cannot be read") == 1, output
     assert card["unreadable"] == 1

@@ -38,7 +38,7 @@ def test_training_evaluation_embedding_and_export_need_no_extra(tmp_path):
     arrays, run = make_arrays(tmp_path), tmp_path / "run"
     small = (
         "--train.epochs 1 --train.batch_size 8 --method.bank_size 16 --data.image_size 16 "
-        "--encoder.width 0.125 --train.device cpu"
+        "--encoder.width 0.125 --train.device cpu --train.precision float32"
     )
     commands = [
         f"pretrain demo --data {arrays} --out {run} {small}",

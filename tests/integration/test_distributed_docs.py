@@ -90,6 +90,7 @@ def slurm(tmp_path):
     return {**variables, "PATH": f"{programs}:{variables['PATH']}"}
 
 
+@pytest.mark.slow
 def test_the_slurm_job_is_requeued_when_its_time_is_up_and_continues(images, slurm, tmp_path):
     run = tmp_path / "run"
     requests = tmp_path / "requests"
@@ -115,6 +116,7 @@ def test_the_slurm_job_is_requeued_when_its_time_is_up_and_continues(images, slu
     assert len(requests.read_text().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_the_pods_of_the_kubernetes_job_train_together(images, tmp_path):
     job = yaml.safe_load(block("yaml"))["spec"]
     (container,) = job["template"]["spec"]["containers"]

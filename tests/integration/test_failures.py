@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import resource
 import shutil
 import signal
 import threading
@@ -27,6 +26,7 @@ from meanshift.training.session import build_method
 from tests.support.exact import assert_same
 from tests.support.forked import in_processes
 from tests.support.processes import (
+    limit_file_size,
     make_photos,
     outcome,
     pretrain_command,
@@ -174,7 +174,7 @@ def test_three_killed_at_once_add_gradients_in_the_same_order_when_started_again
 
 def hang(rank, command, out, folder):
     before = step_of(out)
-    with start_processes(2, [*command, "--train.timeout", "5"], folder) as group:
+    with start_processes(2, [*command, "--train.timeout", "10"], folder) as group:
         wait_for_lines(out, len(read_lines(out)) + 2, group)
         group.signal(signal.SIGSTOP, rank)
         assert group.wait(1 - rank) == [2], group.output
@@ -190,7 +190,7 @@ def test_a_process_that_hangs_is_named_and_the_run_can_be_continued(
     out = halfway()
     output = hang(1, command(out), out, tmp_path)
     assert re.search(
-        r"process 0 of 2 gives up: process 1 on \S+ does not answer .* for 5 s", output
+        r"process 0 of 2 gives up: process 1 on \S+ does not answer .* for 10 s", output
     )
     finish(2, command(out), tmp_path)
     assert_same(outcome(out), whole(2))
@@ -206,16 +206,6 @@ def test_a_first_process_that_hangs_is_named_too(command, halfway, tmp_path):
 # A full disk
 
 
-def limit_files(size):
-    """Lets the files of a process grow to so many bytes, as on a disk that is full."""
-
-    def limit():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-    return limit
-
-
 @pytest.mark.parametrize(
     ("layout", "rank", "size", "file"),
     [
@@ -229,7 +219,7 @@ def test_a_full_disk_names_the_file_ends_all_processes_and_damages_nothing(
 ):
     out = halfway(layout)
     before = {path: path.read_bytes() for path in (out / "checkpoints").iterdir()}
-    limited = {rank: limit_files(size)}
+    limited = {rank: limit_file_size(size)}
     codes, group = run_processes(2, command(out, layout), tmp_path, before=limited)
     assert codes == [2, 2], group.output
     path = re.escape(f"{out / 'checkpoints'}{os.sep}") + file

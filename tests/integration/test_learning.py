@@ -65,7 +65,8 @@ def configure(source, **more):
         {
             "data.source": str(source), "data.image_size": 16, "encoder.name": "resnet10",
             "encoder.stem": "small-stride2", "encoder.width": 0.25, "method.bank_size": 512,
-            "train.batch_size": 25, "train.device": "cpu", "train.snapshots": 0, **more,
+            "train.batch_size": 25, "train.device": "cpu", "train.snapshots": 0,
+            "train.precision": "float32", **more,
         }
     )  # fmt: skip
 

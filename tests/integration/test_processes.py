@@ -238,7 +238,7 @@ def count_calls(options):
     counts = []
     for k, seed in options:
         method = MeanShift(nn.Linear(6, 8), 8, k=k, bank_size=32, sharded=True)
-        method.shuffle = seed
+        method.shuffle_seed = seed
         views = torch.randn(4, 6)
         method(views, views, ids=torch.arange(4), labels=torch.arange(4))
         counts.append(len(calls))
@@ -413,7 +413,7 @@ def received_bytes(cases):
     for k, sharded, shuffled, dtype in cases:
         encoder = nn.Sequential(nn.Flatten(), nn.Linear(48, 8))
         method = MeanShift(encoder, 8, bank_size=96, k=k, sharded=sharded, bank_dtype=dtype)
-        method.shuffle = 7 if shuffled else None
+        method.shuffle_seed = 7 if shuffled else None
         images = own(torch.randn(24, 3, 4, 4))
         method(images, images, ids=torch.arange(len(images)))
         totals.append(sum(received))

@@ -14,6 +14,7 @@ from meanshift.models.encoder import (
     mlp,
     mlp_from_state,
     resnet_from_shapes,
+    strides_over_one_pixel,
 )
 
 RESNETS = ["resnet18", "resnet34", "resnet50", "resnet101"]
@@ -251,3 +252,13 @@ def test_a_resnet_is_recognized_by_its_shapes(name, stem, width):
     assert resnet_from_shapes(shapes) == config.Encoder(name=name, stem=stem, width=width)
     shapes["layer1.7.conv1.weight"] = (1,)
     assert resnet_from_shapes(shapes) is None
+
+
+@pytest.mark.parametrize(("image_size", "expected"), [(16, True), (17, False), (32, False)])
+def test_a_stride_over_one_pixel_is_recognized(image_size, expected):
+    backbone, _ = build_backbone(config.Encoder(name="resnet10", width=0.125))
+    backbone.layer1.train()
+    backbone.layer2.eval()
+    assert strides_over_one_pixel(backbone, 3, image_size) == expected
+    assert backbone.layer1.training and not backbone.layer2.training
+    assert not any(m._forward_pre_hooks for m in backbone.modules())

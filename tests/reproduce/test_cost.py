@@ -14,7 +14,13 @@ from meanshift.reproduce.cost import PhaseTimer, measure_cost
 from meanshift.viz.figures import Options
 from meanshift.viz.figures import cost as cost_figure
 from meanshift.viz.run_reader import Run
-from tests.support.reproductions import read_files, read_table, reproduce_command, run_command
+from tests.support.reproductions import (
+    make_reproduction,
+    read_files,
+    read_table,
+    reproduce_command,
+    run_command,
+)
 
 TINY = recipe("demo").with_overrides(
     {
@@ -106,6 +112,9 @@ def test_the_cost_is_measured_once_and_nothing_is_trained(dataset, tmp_path, mon
     gflops = float(means["128,000 rows", "GFLOPs per image"])
     assert gflops == pytest.approx(2e-9 * 128_000 * 16, rel=0.01)
     before = read_files(out)
+    other = make_reproduction("cost", dataset, out, **{"train.batch_size": 32})
+    assert "179 rows | – | – | –" in other.results()[0].markdown(), "reading measures nothing"
+    assert read_files(out) == before
     assert run_command(words) == output
     assert before[Path("cost-0.json")] == read_files(out)[Path("cost-0.json")]
     run_command([*words, "--train.batch_size", "32"])

@@ -326,11 +326,31 @@ def step_of(run):
 
 
 def stop_when_longer(run, lines, ended):
-    """Send SIGTERM to this process when the metrics of a run have so many lines."""
+    """Send SIGTERM to this process when the metrics of a run have so many lines.
+
+    The run itself pauses until this process has passed the signal on, however busy the machine is.
+    """
     while len(read_lines(run)) < lines and not ended.wait(0.01):
         pass
-    if not ended.is_set():
-        os.kill(os.getpid(), signal.SIGTERM)
+    if ended.is_set():
+        return
+    (child,) = (pid for pid in children(os.getpid()) if "pretrain" in command_of(pid))
+    os.kill(child, signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGTERM)
+    while not pending(child, signal.SIGTERM) and not ended.wait(0.01):
+        pass
+    os.kill(child, signal.SIGCONT)
+
+
+def command_of(pid):
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+
+
+def pending(pid, number):
+    """Whether a process has a signal that it has not handled yet."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    mask = int(re.search(r"ShdPnd:\s*(\w+)", status).group(1), 16)
+    return bool(mask >> (number - 1) & 1)
 
 
 @pytest.fixture(scope="module")

@@ -146,12 +146,6 @@ def test_seeds_for_libraries_are_valid_and_differ():
     torch.Generator().manual_seed(max(seeds))
 
 
-def test_copies_of_a_view_have_streams_of_their_own():
-    streams = [rng.view_stream(stream, copy) for stream in range(9) for copy in range(20)]
-    assert len(set(streams)) == len(streams)
-    assert [rng.view_stream(stream, 0) for stream in range(9)] == list(range(9))
-
-
 def test_a_choice_is_a_sorted_subset_of_the_indices():
     chosen = rng.choice(3, 1000, 50, rng.SAMPLE)
     assert len(chosen.unique()) == 50

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -48,6 +49,7 @@ def pretrain_command(photos: Path, out: Path, **changed: object) -> list[str]:
         "train.snapshots": 2,
         "train.snapshot_images": 10,
         "train.device": "cpu",
+        "train.precision": "float32",
     }
     settings |= {name.replace("__", "."): value for name, value in changed.items()}
     flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
@@ -199,6 +201,16 @@ def _group(folder: Path) -> Iterator[ProcessGroup]:
         group.kill()
 
 
+def limit_file_size(size: int) -> Callable[[], None]:
+    """A `before` that lets files grow to so many bytes, as on a disk that is full."""
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    return limit
+
+
 def worker_pid(launcher: ProcessGroup, rank: int) -> int | None:
     """The process that torchrun started for a rank."""
     for folder in Path("/proc").glob("[0-9]*"):
@@ -213,9 +225,10 @@ def worker_pid(launcher: ProcessGroup, rank: int) -> int | None:
 
 
 def read_lines(out: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
-    """The lines of a run's file; none if there is no file."""
+    """The lines of a run's file, without one that is being written; none if there is no file."""
     path = out / name
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
 
 
 def wait_for_lines(out: Path, count: int, group: ProcessGroup) -> None:

@@ -54,7 +54,6 @@ def write_snapshot(folder, epoch, features, indices=None):
         "indices": torch.arange(len(features)) if indices is None else indices,
         "weights": {},
         "features": features,
-        "embeddings": features,
     }
     checkpoint.write(folder / "snapshots" / f"epoch-{epoch:04d}.pt", content)
 

@@ -99,7 +99,7 @@ def test_without_a_monitor_nothing_is_evaluated(arrays, tmp_path):
     run = pretrain(toy_config(arrays, train__epochs=1), tmp_path / "run")
     assert of_kind(run, "train") and not of_kind(run, "monitor")
     declined = pretrain(
-        toy_config(arrays, train__epochs=1), tmp_path / "b", monitor=lambda *_: None
+        toy_config(arrays, train__epochs=1), tmp_path / "b", make_monitor=lambda *_: None
     )
     assert not of_kind(declined, "monitor")
 

@@ -10,7 +10,7 @@ from meanshift.training import loop
 from meanshift.training.session import open_session
 from tests.support.exact import assert_same
 from tests.support.forked import in_processes
-from tests.support.toy_method import make_arrays, toy_config
+from tests.support.toy_method import Toy, make_arrays, toy_config
 
 CPU = torch.device("cpu")
 BUFFERS = ("rows", "ids", "labels")
@@ -80,3 +80,31 @@ def observed(config, out):
             "rows": method.second_bank.rows,
             "assignments": method.assignments,
         }
+
+
+def test_a_checkpoint_without_the_rows_of_a_whole_bank_is_refused(arrays, tmp_path):
+    config = toy_config(arrays)
+    loop.pretrain(config, tmp_path / "run")
+    folder = tmp_path / "run" / "checkpoints"
+    newest = max(folder.glob("step-*.pt"))
+    state = checkpoint.read(newest)
+    del state["method"]["first_bank.rows"]
+    checkpoint.write(newest, state)
+    with pytest.raises(ValueError, match=r"missing: first_bank\.rows"):
+        loop.pretrain(config, tmp_path / "run")
+
+
+def test_what_a_method_draws_before_an_epoch_is_the_same_after_a_restart(
+    arrays, tmp_path, monkeypatch
+):
+    draws = []
+    monkeypatch.setattr(
+        Toy, "begin_epoch", lambda _, now, __: draws.append((now.step, torch.rand(1).item()))
+    )
+    config = toy_config(arrays, train__save_every=1.0)
+    loop.pretrain(config, tmp_path / "run")
+    assert [step for step, _ in draws] == [0, 10, 20] and len({value for _, value in draws}) == 3
+    max((tmp_path / "run" / "checkpoints").glob("step-*.pt")).unlink()
+    torch.rand(5)
+    loop.pretrain(config, tmp_path / "run")
+    assert draws[3:] == draws[2:3]

@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from meanshift.config import FORMAT
+from meanshift.config import FORMAT, Config
+from meanshift.methods import MeanShift
 from meanshift.runtime import checkpoint
 from meanshift.training.loop import pretrain
 from meanshift.training.session import build_method, open_session
@@ -126,6 +127,20 @@ def test_the_same_seed_builds_the_same_weights_whatever_was_drawn_before(arrays)
     assert torch.equal(torch.random.get_rng_state(), state)  # and leaves the generator alone
     other = build_method(config.with_overrides({"train.seed": 1}))
     assert not torch.equal(first.teacher.weight, other.teacher.weight)
+
+
+def test_the_encoder_has_the_same_weights_whatever_a_method_builds_before_it(monkeypatch):
+    overrides = {"encoder.name": "resnet10", "encoder.width": 0.125, "method.bank_size": 300}
+    config = Config().with_overrides(overrides)
+    expected = build_method(config).online.backbone.state_dict()
+    build = MeanShift.build.__func__
+
+    def draw_first(cls, settings, context):
+        torch.randn(7)
+        return build(cls, settings, context)
+
+    monkeypatch.setattr(MeanShift, "build", classmethod(draw_first))
+    assert_same(build_method(config).online.backbone.state_dict(), expected)
 
 
 def test_a_run_that_continues_with_other_arithmetic_says_so(arrays, tmp_path, capsys, monkeypatch):

@@ -51,7 +51,7 @@ def test_replayed_views_are_those_of_the_transform(make, make_images, tmp_path):
 
 
 def test_views_with_a_count_are_numbered_and_have_their_own_streams(make):
-    views = analysis.single_views(Run(make(method__module=MODULE)).views)
+    views = [v for view in Run(make(method__module=MODULE)).views for v in view.expand()]
     titles = [analysis.view_title(view) for view in views]
     assert titles == ["global (weak)", "local 1 (strong)", "local 2 (strong)"]
     assert len({view.stream for view in views}) == 3

@@ -17,7 +17,7 @@ from meanshift.config import ViewSpec
 from meanshift.runtime import rng
 from meanshift.transforms.replay import center_square, crop_boxes, denormalize
 from meanshift.viz import style
-from meanshift.viz.analysis import replay, single_views, view_title
+from meanshift.viz.analysis import replay, view_title
 from meanshift.viz.figures import Drawing, Options
 from meanshift.viz.run_reader import MissingData, Run
 
@@ -33,7 +33,7 @@ def draw(runs: Sequence[Run], options: Options) -> Drawing:
     """One row per image: its crops, then every view of the method at each chosen epoch."""
     (run,) = runs
     epochs = _choose_epochs(run, options.epochs)
-    views = single_views(run.views)
+    views = [single for view in run.views for single in view.expand()]
     ids = rng.choice(options.seed, len(run.source), options.rows or 6, rng.SAMPLE)
     replayed = [
         replay(run, ids, epoch=epoch - 1, keep_images=epoch == epochs[0]) for epoch in epochs

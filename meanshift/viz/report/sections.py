@@ -26,7 +26,6 @@ from meanshift.viz.analysis import (
     nearest_others,
     replay,
     same_label,
-    single_views,
     stored_clusters,
     view_title,
 )
@@ -156,7 +155,8 @@ def views_section(run: Run, *, count: int = 8) -> dict[str, Any]:
         raise MissingData(f"{run.folder}: none of the images that were chosen can be read")
     side = min(run.config.data.image_size, 96)
     strips = [_strip("image", [center_square(i, side).numpy() for i in replayed.images], 88)]
-    for view, images in zip(single_views(run.views), replayed.views, strict=True):
+    views = [single for view in run.views for single in view.expand()]
+    for view, images in zip(views, replayed.views, strict=True):
         cells = [center_square(denormalize(image), side).numpy() for image in images]
         strips.append(_strip(view_title(view), cells, quality=88))
     return {"strips": strips}
