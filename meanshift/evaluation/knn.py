@@ -112,16 +112,18 @@ def neighbors(
     *,
     chunk: int = CHUNK,
     device: torch.device | None = None,
+    faiss: bool = True,
 ) -> Iterator[tuple[Int[Tensor, "batch k"], Float[Tensor, "batch k"]]]:
     """The training rows with the largest cosine similarity to each query, nearest first.
 
     Yields indices and similarities of each chunk of queries. They do not depend on chunks, threads
     or faiss; of equally similar rows the lower index comes first. Only `ROWS` training rows are in
-    memory at a time, so they may be a mapped file that is larger than memory.
+    memory at a time, so they may be a mapped file that is larger than memory. With `faiss` it is
+    used where it is installed and faster.
     """
     device = device or train.device
     work = len(train) * len(test) * train.shape[1]
-    search = _faiss_search if _use_faiss(work, device) else None
+    search = _faiss_search if faiss and _use_faiss(work, device) else None
     queries = [F.normalize(part.to(device), dim=1) for part in test.split(chunk)]
     best: list[tuple[Tensor, Tensor]] = []
     for start in range(0, len(train), ROWS):
