@@ -55,19 +55,16 @@ def cached_features(
     if needs_no_resize(source, image_size):  # these settings then change nothing: share the file
         resize = 0
         bicubic = False
-    file = _FeatureFile(
-        folder,
-        {
-            "format": FORMAT,
-            "weights": weights,
-            "images": source.content_fingerprint(),
-            "image_size": image_size,
-            "resize": resize,
-            "bicubic": bicubic,
-            "precision": str(precision),
-            "transform": TRANSFORM_VERSION,
-        },
-    )
+    transform: dict[str, Any] = {"image_size": image_size, "resize": resize, "bicubic": bicubic}
+    key = {
+        "format": FORMAT,
+        "weights": weights,
+        "images": source.content_fingerprint(),
+        **transform,
+        "precision": str(precision),
+        "transform": TRANSFORM_VERSION,
+    }
+    file = _FeatureFile(folder, key)
     cached = file.open(len(source))
     (missing,) = distributed.all_max(int(cached is None))
     if missing:
@@ -75,9 +72,7 @@ def cached_features(
         batches = feature_batches(
             network,
             source,
-            image_size=image_size,
-            resize=resize,
-            bicubic=bicubic,
+            **transform,
             device=device,
             precision=precision,
             workers=workers,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing.process
+import multiprocessing.util
 import os
 import pickle
 import socket
@@ -110,6 +112,7 @@ def _child(work: Callable[[], int], env: Mapping[str, str]) -> NoReturn:
     code = 1
     try:
         os.setpgid(0, 0)
+        _forget_children()
         for name in RANK_VARIABLES:
             os.environ.pop(name, None)
         os.environ.update(env)
@@ -119,6 +122,13 @@ def _child(work: Callable[[], int], env: Mapping[str, str]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _forget_children() -> None:
+    """Do what `multiprocessing` does after a fork: drop the test's own workers and sockets."""
+    multiprocessing.util._finalizer_registry.clear()
+    multiprocessing.util._run_after_forkers()
+    multiprocessing.process._children.clear()
 
 
 def _store_result(file: Path, work: Callable[..., Any], given: Any, timeout: float) -> int:

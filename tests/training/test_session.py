@@ -8,6 +8,7 @@ import torch
 from meanshift.config import FORMAT, Config
 from meanshift.methods import MeanShift
 from meanshift.runtime import checkpoint
+from meanshift.training import session as session_module
 from meanshift.training.loop import pretrain
 from meanshift.training.session import build_method, open_session
 from tests.support.exact import assert_same
@@ -141,6 +142,28 @@ def test_the_encoder_has_the_same_weights_whatever_a_method_builds_before_it(mon
 
     monkeypatch.setattr(MeanShift, "build", classmethod(draw_first))
     assert_same(build_method(config).online.backbone.state_dict(), expected)
+
+
+@pytest.mark.parametrize(
+    ("precision", "image_size", "expected"),
+    [
+        ("auto", 16, torch.float32),  # where oneDNN's gradients of bfloat16 are wrong
+        ("auto", 48, torch.bfloat16),
+        ("bfloat16", 16, torch.bfloat16),
+    ],
+)
+def test_auto_avoids_bfloat16_where_its_gradients_are_wrong(
+    arrays, tmp_path, monkeypatch, precision, image_size, expected
+):
+    monkeypatch.setattr(session_module, "pick_precision", lambda *_: torch.bfloat16)
+    overrides = {
+        "data.source": str(arrays), "data.image_size": image_size, "encoder.name": "resnet10",
+        "encoder.width": 0.125, "method.bank_size": 40, "train.batch_size": 8,
+        "train.precision": precision,
+    }  # fmt: skip
+    config = Config().with_overrides(overrides)
+    with open_session(config, tmp_path / "run", CPU) as session:
+        assert session.precision == expected
 
 
 def test_a_run_that_continues_with_other_arithmetic_says_so(arrays, tmp_path, capsys, monkeypatch):
