@@ -11,8 +11,10 @@ from meanshift.data.folder import FolderSource
 from meanshift.data.packed import pack
 from tests.support.exact import assert_same
 from tests.support.sources import (
+    assert_damage_is_reported,
     assert_is_folder,
     assert_same_images,
+    damaged_columns,
     image_cells,
     load_batches,
     open_one,
@@ -132,17 +134,9 @@ def test_images_given_as_paths_are_read_from_their_files(tmp_path, photos):
 
 
 def test_bad_images_are_unreadable_and_unknown_labels_stay_unknown(tmp_path, photos):
-    images = image_cells(photos)
-    images[1] = {"bytes": b"no image", "path": None}
-    images[2] = None
-    dataset = dataset_of(photos, image=images, label=[0, None, -1, *[1] * 10])
+    dataset = dataset_of(photos, **damaged_columns(photos))
     source = open_one(f"hf:{write_parquet(dataset, tmp_path / 'x.parquet')}")
-    assert source.labels.tolist() == [0, -1, -1, *[1] * 10]
-    for index in (1, 2):
-        with pytest.raises(UnreadableSample) as caught:
-            source.read(index)
-        assert caught.value.title == source.title(index)
-    assert torch.equal(source.read(3), FolderSource(photos).read(3))
+    assert_damage_is_reported(source, photos)
 
 
 def test_columns_of_other_programs(tmp_path, photos):

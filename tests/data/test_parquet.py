@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from meanshift.config.recipes import recipe
-from meanshift.data import UnreadableSample, file_access, huggingface, open_source
+from meanshift.data import file_access, huggingface, open_source
 from meanshift.data.folder import FolderSource
 from meanshift.data.packed import pack
 from meanshift.data.source import block_order
@@ -18,8 +18,10 @@ from meanshift.runtime import checkpoint, rng
 from meanshift.training.loop import pretrain
 from tests.support.exact import assert_same
 from tests.support.sources import (
+    assert_damage_is_reported,
     assert_is_folder,
     assert_same_images,
+    damaged_columns,
     image_cells,
     load_batches,
     open_one,
@@ -113,17 +115,9 @@ def test_splits_by_the_names_of_files_and_folders(tmp_path, photos):
 
 
 def test_bad_images_are_unreadable_and_unknown_labels_stay_unknown(tmp_path, photos):
-    images = image_cells(photos)
-    images[1] = {"bytes": b"no image", "path": None}
-    images[2] = None
-    table = table_of(photos, image=images, label=[0, None, -1, *[1] * 10])
+    table = table_of(photos, **damaged_columns(photos))
     source = open_stream(write_parquet(table, tmp_path / "x.parquet"))
-    assert source.labels.tolist() == [0, -1, -1, *[1] * 10]
-    for index in (1, 2):
-        with pytest.raises(UnreadableSample) as caught:
-            source.read(index)
-        assert caught.value.title == source.title(index)
-    assert torch.equal(source.read(3), FolderSource(photos).read(3))
+    assert_damage_is_reported(source, photos)
 
 
 def test_parquet_of_other_programs(tmp_path, photos):

@@ -4,9 +4,10 @@ import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pytest
 import torch
 
-from meanshift.data import open_source
+from meanshift.data import UnreadableSample, open_source
 from meanshift.data.folder import FolderSource
 from meanshift.data.loader import batches
 from tests.support.views import two_views
@@ -128,3 +129,21 @@ def serve_folder(root, *, ranges=True):
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def damaged_columns(photos):
+    """Columns of 13 photos with two unreadable images and two unknown labels."""
+    images = image_cells(photos)
+    images[1] = {"bytes": b"no image", "path": None}
+    images[2] = None
+    return {"image": images, "label": [0, None, -1, *[1] * 10]}
+
+
+def assert_damage_is_reported(source, photos):
+    """The images and labels of `damaged_columns` are named as unreadable and unknown."""
+    assert source.labels.tolist() == [0, -1, -1, *[1] * 10]
+    for index in (1, 2):
+        with pytest.raises(UnreadableSample) as caught:
+            source.read(index)
+        assert caught.value.title == source.title(index)
+    assert torch.equal(source.read(3), FolderSource(photos).read(3))
