@@ -95,7 +95,7 @@ def activations(timed_step: BareStep) -> tuple[int, int]:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        v = method.predict(timed_step.view)
+        v = method.predict(method.embed(timed_step.view))
     outputs: list[int] = []
     hooks = [
         module.register_forward_hook(lambda _module, _input, out: outputs.append(out.nbytes))

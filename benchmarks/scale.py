@@ -210,7 +210,7 @@ class DistributedStep:
     def step_without_communication(self) -> None:
         method = self.method
         with autocast(self.cpu, self.precision):
-            v = method.predict(self.online)
+            v = method.predict(method.embed(self.online))
             with torch.no_grad():
                 u = nn.functional.normalize(method.target(self.target).float(), dim=1)
             z = u if method.bank is None else self._mean_neighbor(u)

@@ -32,7 +32,7 @@ class BareStep(TimedStep):
 
         def work() -> None:
             with autocast(self.device, self.precision):
-                v = self.method.predict(self.view)
+                v = self.method.predict(self.method.embed(self.view))
                 u = self.method.project(self.view)
             self.optimizer.zero_grad(set_to_none=True)
             (2 - 2 * (v * u).sum(1)).mean().backward()

@@ -129,7 +129,7 @@ def train(clone: Path, run: Path, name: str, data: Path) -> Path:
 def metrics(run: Path) -> list[tuple[float, ...]]:
     """Loss, agreement and purity of each step."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    names = ("loss", "agreement", "purity", "same_image", "effective_rank", "spread")
+    names = ("loss", "agreement", "purity", "same_image")
     return [
         tuple(line.get(name, -1.0) for name in names) for line in lines if line["kind"] == "train"
     ]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 SOURCE = "folder, .npz or .npy file, tar shards, hf:NAME, named dataset, or sample"
 WEIGHTS = (
-    "run directory, checkpoint, any program's file of weights, torchvision:NAME, untrained:RUN, "
-    "pixels"
+    "run directory, checkpoint, any program's file of weights, torchvision:NAME, meanshift:NAME, "
+    "untrained:RUN, random:RUN, pixels"
 )
 
 
@@ -42,7 +43,7 @@ def reading_options(args: argparse.Namespace) -> dict[str, Any]:
     return options | {"device": str(local_device(pick_device(args.device)))}
 
 
-def output_dir(args: argparse.Namespace, spec: str, specs: list[str]) -> Path | None:
+def output_dir(args: argparse.Namespace, spec: str, specs: Collection[str]) -> Path | None:
     """Where the results of weights are written: `--out`, or a folder in it for each of several."""
     out: Path | None = args.out
     if out is None or len(specs) == 1:

@@ -62,7 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--data", metavar="SOURCE", help=f"{SOURCE}; default: the run's own")
     parser.add_argument(
-        "--compare", nargs="+", default=[], metavar="WEIGHTS", help="evaluate these too, beside it"
+        "--compare",
+        nargs="+",
+        default=[],
+        metavar="WEIGHTS",
+        help="evaluate these too, beside it; untrained: (no name) is the run's random weights, and "
+        "its start if that is another one",
     )
     parser.add_argument("--split", default="", help="the split to evaluate on [val or test]")
     parser.add_argument(
@@ -139,7 +144,8 @@ def run(args: argparse.Namespace) -> int:
     from meanshift.runtime.distributed import process_group
 
     names = list(dict.fromkeys(word for word in args.words if word in PROTOCOLS))
-    specs = [word for word in args.words if word not in PROTOCOLS] + args.compare
+    evaluated = [word for word in args.words if word not in PROTOCOLS]
+    specs = _row_names(evaluated, args.compare)
     if not names or not specs:
         raise ValueError(
             f"evaluate: got {' '.join(args.words)}; need one or more of {', '.join(PROTOCOLS)}, "
@@ -164,6 +170,33 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _row_names(evaluated: list[str], compared: list[str]) -> dict[str, str]:
+    """All weights, with what the tables call them.
+
+    `untrained:` without a name stands for the starts of the runs that are evaluated.
+    """
+    names = {spec: spec for spec in evaluated}
+    for spec in compared:
+        if spec != "untrained:":
+            names.setdefault(spec, spec)
+            continue
+        from meanshift.models.weights import starts
+
+        for run in evaluated:
+            for title, start in starts(_run_of(run)).items():
+                names[start] = title if len(evaluated) == 1 else f"{run}: {title}"
+    return names
+
+
+def _run_of(spec: str) -> Path:
+    """The run that weights belong to: its directory, or that of one of its checkpoints."""
+    path = Path(spec)
+    for folder in (path, path.absolute().parent.parent):
+        if (folder / "config.json").is_file():
+            return folder
+    raise ValueError(f"--compare untrained: needs a run, got {spec}; type --compare untrained:RUN")
+
+
 def _check_options(args: argparse.Namespace, names: list[str]) -> None:
     """Refuse an option that none of the protocols reads: a user would believe that it worked."""
     for option, protocols in _PROTOCOLS_BY_OPTION.items():
@@ -175,7 +208,7 @@ def _check_options(args: argparse.Namespace, names: list[str]) -> None:
             )
 
 
-def _evaluate_features(args: argparse.Namespace, names: list[str], specs: list[str]) -> None:
+def _evaluate_features(args: argparse.Namespace, names: list[str], specs: dict[str, str]) -> None:
     """The protocols on the images of one source."""
     from meanshift.evaluation.context import EvaluationContext
     from meanshift.models.weights import load_weights
@@ -204,7 +237,7 @@ def _evaluate_features(args: argparse.Namespace, names: list[str], specs: list[s
         for name in names:
             protocol = importlib.import_module(PROTOCOLS[name])
             result = protocol.evaluate(context, **options.get(name, {}))
-            columns[name][spec] = result.metrics
+            columns[name][specs[spec]] = result.metrics
             if rank() == 0:
                 print_status(f"card: {context.save(result)}")
             if len(columns[name]) == len(weights_by_spec):  # complete; a slow protocol may follow
@@ -238,7 +271,7 @@ def _protocol_options(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     }
 
 
-def _evaluate_transfer(args: argparse.Namespace, specs: list[str]) -> None:
+def _evaluate_transfer(args: argparse.Namespace, specs: dict[str, str]) -> None:
     """Those of the paper's ten datasets that are there, and others by name."""
     from meanshift.evaluation import transfer
     from meanshift.evaluation.context import EncoderContext
@@ -259,7 +292,7 @@ def _evaluate_transfer(args: argparse.Namespace, specs: list[str]) -> None:
             print_status(f"card: {context.save(results[task.name])}")
         summary = transfer.summarize(results)
         print_status(f"card: {context.save(summary)}")
-        rows[spec] = summary.metrics
+        rows[specs[spec]] = summary.metrics
     paper = {
         f"{title} *": row for title, row in transfer.paper_rows([t.name for t in tasks]).items()
     }
@@ -320,7 +353,7 @@ def _task_names(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     return names, added
 
 
-def _evaluate_detection(args: argparse.Namespace, specs: list[str]) -> None:
+def _evaluate_detection(args: argparse.Namespace, specs: dict[str, str]) -> None:
     """Detection in VOC's layout, in as many processes as `torchrun` starts."""
     from meanshift.data.voc import VOC_LAYOUT, read_voc
     from meanshift.evaluation.context import EncoderContext
@@ -356,7 +389,7 @@ def _evaluate_detection(args: argparse.Namespace, specs: list[str]) -> None:
         print_status(f"{spec}: {weights.title}")
         seeds = 1 if args.seeds is None else args.seeds
         result = detection.evaluate(context, train, test, settings=settings, seeds=seeds)
-        rows[spec] = result.metrics
+        rows[specs[spec]] = result.metrics
         if rank() == 0:
             card = context.save(result)
             print_status(f"card: {card}\n{_draw_detections(card)}")

@@ -10,9 +10,10 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Literal
@@ -38,9 +39,12 @@ class MethodSettings:
     """a method that is not part of this program: FILE.py:CLASS or PACKAGE.MODULE:CLASS"""
     dim: int = 0
     """size of the embedding; 0 is the MSF authors' rule, a quarter of the backbone's features"""
+    hidden: int = 0
+    """size of the heads' hidden layer; 0 is the authors' rule, twice the backbone's features"""
 
     def __post_init__(self) -> None:
         need(self.dim >= 0, "method.dim", self.dim, "0 or more")
+        need(self.hidden >= 0, "method.hidden", self.hidden, "0 or more")
 
     def check(self, *, batch_size: int) -> None:
         """Raise ValueError where the settings do not fit the batch size."""
@@ -58,16 +62,35 @@ class _Asymmetric(MethodSettings):
     """show both encoders the same view (T1=T2); collapses, for use as a positive control"""
     momentum: float = 0.99
     """momentum of the target encoder's moving average"""
+    momentum_batch: int = 0
+    """images per update that `momentum` is meant for: with n images it becomes
+    momentum^(n/momentum_batch), the EMA scaling rule; 0: as it is"""
     momentum_schedule: Literal["constant", "cosine"] = "constant"
     """`cosine`: momentum rises to 1 at the end of training"""
     symmetric: bool = False
     """also swap the views' roles, at twice the cost"""
     whiten: bool = False
-    """whiten the target embeddings, so that they keep their rank; ours, not the paper's"""
+    """whiten the target embeddings, so that they lose less of their rank; ours, not the paper's"""
+    variance: float = 0.0
+    """weight of VICReg's variance term on the online embedding; ours, not the paper's"""
+    covariance: float = 0.0
+    """weight of VICReg's covariance term on the online embedding; ours, not the paper's"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         need(0 <= self.momentum <= 1, "method.momentum", self.momentum, "between 0 and 1")
+        for name in ("momentum_batch", "variance", "covariance"):
+            value = getattr(self, name)
+            need(0 <= value < math.inf, f"method.{name}", value, "0 or more")
+
+    def for_batch(self, batch_size: int) -> _Asymmetric:
+        """The settings with the momentum for so many images per update (0: unknown).
+
+        EMA scaling rule, Busbridge et al. 2023, https://arxiv.org/abs/2307.13813
+        """
+        if not (self.momentum_batch and batch_size):
+            return self
+        return replace(self, momentum=self.momentum ** (batch_size / self.momentum_batch))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +110,9 @@ class MSF(_Asymmetric):
     """`linear`: k grows from `k_start` to `k`, each value for equally many epochs"""
     k_start: int = 1
     """first value of a growing k"""
+    neighbor_weight: float = 0.0
+    """weight of the k-1 neighbors together, the target itself has the rest; 0: all k count equally,
+    as in the paper"""
     bank_size: int = 128_000
     """past target embeddings in the memory bank"""
     bank_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -102,6 +128,12 @@ class MSF(_Asymmetric):
         super().__post_init__()
         need(self.k >= 1, "method.k", self.k, "1 or more")
         need(1 <= self.k_start <= self.k, "method.k_start", self.k_start, f"1 to k ({self.k})")
+        need(
+            0 <= self.neighbor_weight <= 1,
+            "method.neighbor_weight",
+            self.neighbor_weight,
+            "between 0 and 1",
+        )
         need(
             self.k == 1 or self.k <= self.bank_size,
             "method.k",

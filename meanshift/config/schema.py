@@ -63,30 +63,52 @@ class Encoder:
     """The backbone; the projector follows the authors' rule."""
 
     name: str = "resnet50"
-    """any torchvision backbone, or resnet10 (one block per stage)"""
+    """any torchvision backbone, resnet10 (one block per stage), or conv3 and conv4 (plain
+    convolutions for CPUs, meant for `init pca`)"""
     stem: Literal["imagenet", "small", "small-stride2"] = "imagenet"
     """first layers: 7x7 and pool; 3x3 without pool for small images; the same with stride 2"""
     width: float = 1.0
-    """factor on a ResNet's channels, for small machines"""
+    """factor on the channels of a ResNet, conv3 or conv4, for small machines"""
+    init: Literal["random", "pca"] = "random"
+    """weights before training: random, or the principal components of each convolution's own
+    input (ours, not the paper's)"""
+    weights: str = ""
+    """start from given weights: a run, a file, torchvision:NAME:WEIGHTS or meanshift:NAME, with
+    their own architecture"""
 
     def __post_init__(self) -> None:
         need(0 < self.width <= 4, "encoder.width", self.width, "above 0 and at most 4")
+        if self.weights and self.init != "random":
+            raise ValueError(
+                f"encoder.init: got {self.init} with encoder.weights {self.weights}, which replace "
+                f"what it computes; type --encoder.init random, or leave --encoder.weights out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
     """The optimizer and its schedule."""
 
+    name: Literal["sgd", "adamw", "lars", "muon"] = "sgd"
+    """`sgd` as in the paper; `adamw` for short runs and small batches; `lars` for batches of
+    thousands; `muon` for matrices and convolutions, with AdamW for the rest"""
     lr: float = 0.05
-    """learning rate at the start"""
+    """largest learning rate; usual values: sgd 0.05 and lars 0.3 for a batch of 256 (in proportion
+    to it), adamw and muon 0.0005 to 0.002"""
     schedule: Literal["epoch", "step"] = "epoch"
-    """cosine, updated once per epoch as in the authors' code, or at each step"""
-    warmup_epochs: int = 0
-    """epochs in which the learning rate rises linearly to `lr`; at most all epochs but the last"""
+    """cosine from `lr` to 0, updated once per epoch as in the authors' code, or at each step"""
+    warmup_epochs: int | float = 0
+    """epochs in which the learning rate rises linearly to `lr`, with `schedule=step` also a
+    fraction; at most all epochs but the last"""
+    heads_first: float = 0.0
+    """fraction of the run in which only the heads are trained, so that random heads do not spoil
+    a good backbone; at a constant `lr`, before the warm-up and the cosine"""
     momentum: float = 0.9
-    """momentum of SGD (not of the target encoder)"""
+    """momentum of the optimizer (not of the target encoder); beta1 of AdamW"""
     weight_decay: float = 1e-4
-    """weight decay of every parameter, batch norm and biases included"""
+    """weight decay; times `lr` with adamw and muon, so usually larger there (0.01 to 0.05)"""
+    decay_norms: bool = True
+    """also decay norms and biases, as the MSF authors do (lars never does)"""
     accumulate: int = 1
     """batches whose gradients are averaged for each update; the last update of an epoch may have
     fewer"""
@@ -95,10 +117,24 @@ class Optim:
 
     def __post_init__(self) -> None:
         need(0 < self.lr < math.inf, "optim.lr", self.lr, "above 0")
+        need(
+            self.lr <= 0.02 or self.name not in ("adamw", "muon"),
+            "optim.lr",
+            self.lr,
+            f"at most 0.02 with {self.name}, whose updates have the size of lr (--optim.lr 1e-3)",
+        )
         need(self.accumulate >= 1, "optim.accumulate", self.accumulate, "1 or more")
-        for name in ("warmup_epochs", "momentum", "weight_decay", "clip_norm"):
+        need(0 <= self.heads_first < 1, "optim.heads_first", self.heads_first, "0 up to below 1")
+        need(0 <= self.momentum < 1, "optim.momentum", self.momentum, "0 up to below 1")
+        for name in ("warmup_epochs", "weight_decay", "clip_norm"):
             value = getattr(self, name)
             need(value >= 0, f"optim.{name}", value, "0 or more")
+        need(
+            self.schedule == "step" or self.warmup_epochs == int(self.warmup_epochs),
+            "optim.warmup_epochs",
+            self.warmup_epochs,
+            "a whole number, or --optim.schedule step",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

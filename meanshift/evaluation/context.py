@@ -17,6 +17,11 @@ from meanshift.data import Source, Subset, evaluation_splits
 from meanshift.evaluation.result import Result, save_result
 from meanshift.models.feature_cache import cached_features
 from meanshift.models.features import extract_features
+from meanshift.models.initialization import (
+    STATISTICS_IMAGES,
+    measure_batch_norm,
+    readable_batches,
+)
 from meanshift.models.weights import RawPixels, Weights, fingerprint
 from meanshift.runtime import rng
 from meanshift.runtime.device import pick_device, pick_precision
@@ -185,6 +190,8 @@ class EvaluationContext(EncoderContext):
         )
         if isinstance(self.backbone, RawPixels):
             self.backbone.center(self._mean_pixels())
+        if weights.unmeasured:
+            self._measure_batch_norm()
 
     def _take_images_of(self, like: EvaluationContext, *, own: bool) -> bool:
         """Take the splits of another context; whether a run is tested on images it trained on."""
@@ -245,6 +252,18 @@ class EvaluationContext(EncoderContext):
             device=self.device,
         )
         return rows.mean(0)
+
+    def _measure_batch_norm(self) -> None:
+        """Measure the statistics of random weights on some of the training images."""
+        chosen = rng.choice(0, len(self.train_source), STATISTICS_IMAGES, rng.SAMPLE)
+        images = readable_batches(
+            self.train_source.subset(chosen),
+            image_size=self.image_size,
+            resize=self.resize,
+            device=self.device,
+            workers=self.workers,
+        )
+        measure_batch_norm(self.backbone, images)
 
 
 def _origin(source: Source) -> tuple[Source, Int[Tensor, " n"]]:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -33,9 +32,10 @@ class StepOutput:
 
     loss: Float[Tensor, ""]
     embeddings: Float[Tensor, "batch dim"]
-    """target embeddings of unit length, by which a collapse is recognized"""
+    """target embeddings of unit length, before any whitening: the loop measures their rank and
+    spread and recognizes a collapse by them"""
     metrics: Metrics = field(default_factory=dict)
-    """`agreement`, the mean cosine of predictions and targets, helps to detect a collapse"""
+    """`agreement`, the mean cosine of predictions and raw targets, helps to detect a collapse"""
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,12 @@ class BuildContext:
     """What a method is built with."""
 
     encoder: Callable[..., Encoder]
-    """`encoder(dim=0)`: a backbone with a projector to `dim` values, from the run's settings"""
+    """`encoder(dim=0, hidden=0)`: a backbone with a projector to `dim` values, from the run's
+    settings"""
     dataset_size: int = 0
     classes: int = 0
+    batch_size: int = 0
+    """images per update, over all processes and accumulated batches"""
     seed: int = 0
 
 
@@ -111,7 +114,9 @@ class Method(nn.Module, ABC):
         """Groups of `params` for the optimizer.
 
         A group may also have `lr_scale` (default 1), `scheduled` (default True; False keeps the
-        learning rate constant) and `weight_decay` (default that of the settings).
+        learning rate constant) and `weight_decay` (default that of the settings). Every optimizer
+        of the settings takes them; `optim.decay_norms` and LARS put norms and biases into groups
+        of their own.
         """
         return [{"params": [p for p in self.parameters() if p.requires_grad]}]
 
@@ -158,17 +163,10 @@ class Method(nn.Module, ABC):
         )
 
 
-def check_embedding(embedding: Tensor, dim: int) -> Float[Tensor, "batch dim"]:
-    """The embedding, or an error that says which encoder is needed."""
-    if embedding.ndim != 2 or embedding.shape[1] != dim:
-        raise ValueError(
-            f"the encoder gives shape {tuple(embedding.shape)}; need (batch, {dim}): "
-            f"pass dim={embedding.shape[-1]} or end the encoder in a layer of {dim} values"
-        )
-    return embedding
-
-
-def normalize(embeddings: Tensor) -> Tensor:
-    """Unit length, in at least float32 whatever the precision of autocast."""
-    wide = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
-    return nn.functional.normalize(wide, dim=1)
+def average(one: StepOutput, two: StepOutput) -> StepOutput:
+    """The mean loss and metrics of both directions of a symmetric loss."""
+    metrics = {
+        name: ((mean + two.metrics[name][0]) / 2, weight)
+        for name, (mean, weight) in one.metrics.items()
+    }
+    return StepOutput((one.loss + two.loss) / 2, one.embeddings, metrics)

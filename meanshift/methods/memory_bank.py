@@ -254,3 +254,13 @@ class MemoryBank(nn.Module):
 
     def set_extra_state(self, state: dict[str, int]) -> None:
         self.written = state["written"]
+
+
+def build_bank(k: int, size: int, dim: int, **options: Any) -> MemoryBank | None:
+    """The bank for a search of k-1 neighbors; None for k=1, which needs no bank."""
+    if k < 1 or (k > 1 and k > size):
+        raise ValueError(
+            f"k={k} with a bank of {size} rows; need 1 <= k <= bank_size: "
+            f"raise bank_size or lower k (k=1 is BYOL and needs no bank)"
+        )
+    return MemoryBank(size, dim, **options) if k > 1 else None

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from meanshift.config import Views, ViewSpec
 from meanshift.methods.base import Batch, Method, Progress, StepOutput
 from meanshift.methods.schedules import cosine_to_one
+from meanshift.runtime import distributed
 
 
 class MomentumTarget(Method):
@@ -38,6 +39,11 @@ class MomentumTarget(Method):
         self.shuffle_seed = batch.shuffle_seed
         output: StepOutput = self(online_view, target_view, ids=batch.ids, labels=batch.labels)
         return output
+
+    def apply_target(self, view: Any) -> Tensor:
+        """The target's output for a view; its images are shuffled first if a seed is set."""
+        seed = self.shuffle_seed if self.training else None
+        return distributed.apply_shuffled(self.target, view, seed)
 
     def encoders(self) -> Sequence[nn.Module]:
         return [self.online, self.target]

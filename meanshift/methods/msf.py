@@ -17,21 +17,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from meanshift.methods.base import (
-    BuildContext,
-    Metrics,
-    Progress,
-    StepOutput,
-    check_embedding,
-    normalize,
-)
-from meanshift.methods.memory_bank import MemoryBank
+from meanshift.methods.base import BuildContext, Metrics, Progress, StepOutput, average
+from meanshift.methods.decorrelation import Decorrelation
+from meanshift.methods.embeddings import check_embedding, normalize
+from meanshift.methods.memory_bank import build_bank
 from meanshift.methods.momentum_target import MomentumTarget
+from meanshift.methods.neighbor_weight import mean_neighbor
 from meanshift.methods.purity import neighbor_metrics, purity_of_views
 from meanshift.methods.schedules import stepwise
-from meanshift.methods.whitening import Whitening
+from meanshift.methods.whitening import Whitening, agreement
 from meanshift.models.encoder import mlp
-from meanshift.runtime import distributed
 
 Neighbors = tuple[Float[Tensor, "batch k dim"], Tensor | None, Tensor | None]  # rows, ids, labels
 
@@ -64,15 +59,13 @@ class MeanShift(MomentumTarget):
         search_filled_only: bool = False,
         symmetric: bool = False,
         whiten: bool = False,
+        neighbor_weight: float = 0.0,
+        variance: float = 0.0,
+        covariance: float = 0.0,
         sharded: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if k < 1 or (k > 1 and k > bank_size):
-            raise ValueError(
-                f"k={k} with a bank of {bank_size} rows; need 1 <= k <= bank_size: "
-                f"raise bank_size or lower k (k=1 is BYOL and needs no bank)"
-            )
         self.dim = dim
         self.k = k
         self.momentum = momentum
@@ -83,9 +76,9 @@ class MeanShift(MomentumTarget):
         self.target = copy.deepcopy(encoder).requires_grad_(False)
         self.predictor = mlp(dim, hidden or 8 * dim, dim)  # 512-4096-512 in the paper
         self.whiten = Whitening(dim) if whiten else nn.Identity()
-        self.bank: MemoryBank | None = None
-        if k > 1:
-            self.bank = MemoryBank(bank_size, dim, dtype=bank_dtype, seed=seed, sharded=sharded)
+        self.neighbor_weight = neighbor_weight
+        self.decorrelation = Decorrelation(variance, covariance)  # does nothing in the paper
+        self.bank = build_bank(k, bank_size, dim, dtype=bank_dtype, seed=seed, sharded=sharded)
 
     def forward(
         self,
@@ -98,9 +91,10 @@ class MeanShift(MomentumTarget):
         """One step of the paper, up to the loss; in eval mode the bank is only searched."""
         if self.symmetric:
             return self._both_directions(online_view, target_view, ids, labels)
-        v = self.predict(online_view)
+        embedding = self.embed(online_view)
+        v = self.predict(embedding)
         u = self.project(target_view)
-        return self.compare(v, u, ids=ids, labels=labels)
+        return self.decorrelation.add_to(self.compare(v, u, ids=ids, labels=labels), embedding)
 
     def compare(
         self,
@@ -112,20 +106,22 @@ class MeanShift(MomentumTarget):
     ) -> StepOutput:
         """Add u to the bank, search its neighbors, and compute how far v is from them."""
         ids, labels = (t if t is None else t.to(u.device, non_blocking=True) for t in (ids, labels))
-        slots = self._enqueue(u, ids, labels)
-        return self._loss(v, u, self._neighbors(u, slots, ids), ids, labels)
+        white = self.whiten(u)  # u itself in the paper
+        slots = self._enqueue(white, ids, labels)
+        return self._loss(v, u, self._neighbors(white, slots, ids), ids, labels)
 
-    def predict(self, view: Any) -> Float[Tensor, "batch dim"]:
+    def embed(self, view: Any) -> Float[Tensor, "batch dim"]:
+        """The online embedding before the predictor."""
+        return check_embedding(self.online(view), self.dim)
+
+    def predict(self, embedding: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
         """v: the online embedding through the predictor, of unit length."""
-        return normalize(self.predictor(check_embedding(self.online(view), self.dim)))
+        return normalize(self.predictor(embedding))
 
     @torch.no_grad()
     def project(self, view: Any) -> Float[Tensor, "batch dim"]:
         """u: the target embedding, of unit length; batch norm uses the batch's own statistics."""
-        seed = self.shuffle_seed if self.training else None
-        u = check_embedding(distributed.apply_shuffled(self.target, view, seed), self.dim)
-        white: Tensor = self.whiten(normalize(u))
-        return white
+        return normalize(check_embedding(self.apply_target(view), self.dim))
 
     def _enqueue(self, u: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor | None:
         if self.bank is None or not self.training:
@@ -154,8 +150,8 @@ class MeanShift(MomentumTarget):
     ) -> StepOutput:
         z, near_ids, near_labels = near
         # Squared distances of unit vectors are linear in z: the mean neighbor serves for all k.
-        loss = (2 - 2 * (v * z.mean(1)).sum(1)).mean()
-        metrics: Metrics = {"agreement": ((v.detach() * u).sum(1).mean(), len(u))}
+        loss = (2 - 2 * (v * mean_neighbor(z, self.neighbor_weight)).sum(1)).mean()
+        metrics: Metrics = {"agreement": (agreement(v, z[:, 0], self.whiten), len(u))}
         metrics |= neighbor_metrics(near_ids, near_labels, ids, labels)
         return StepOutput(loss, u, metrics)
 
@@ -163,26 +159,28 @@ class MeanShift(MomentumTarget):
         self, a: Any, b: Any, ids: Tensor | None, labels: Tensor | None
     ) -> StepOutput:
         """The symmetric loss: both directions are searched before either is enqueued."""
-        v_a, v_b = self.predict(a), self.predict(b)
+        embedding_a, embedding_b = self.embed(a), self.embed(b)
+        v_a, v_b = self.predict(embedding_a), self.predict(embedding_b)
         u_a, u_b = self.project(a), self.project(b)
-        one = self._loss(v_a, u_b, self._neighbors(u_b, None, ids), ids, labels)
-        two = self._loss(v_b, u_a, self._neighbors(u_a, None, ids), ids, labels)
-        self._enqueue(u_b, ids, labels)
-        self._enqueue(u_a, ids, labels)
-        metrics = {
-            name: ((mean + two.metrics[name][0]) / 2, weight)
-            for name, (mean, weight) in one.metrics.items()
-        }
-        return StepOutput((one.loss + two.loss) / 2, u_b, metrics)
+        white_a, white_b = self.whiten(u_a), self.whiten(u_b)
+        one = self._loss(v_a, u_b, self._neighbors(white_b, None, ids), ids, labels)
+        two = self._loss(v_b, u_a, self._neighbors(white_a, None, ids), ids, labels)
+        self._enqueue(white_b, ids, labels)
+        self._enqueue(white_a, ids, labels)
+        one = self.decorrelation.add_to(one, embedding_a)
+        two = self.decorrelation.add_to(two, embedding_b)
+        return average(one, two)
 
     @classmethod
     def build(cls, settings: Any, context: BuildContext) -> MeanShift:
         """From the settings `MSF` or `BYOLAsym`; the heads follow the authors' rule."""
-        encoder = context.encoder(dim=settings.dim)
-        kwargs = {key: getattr(settings, key) for key in ("k", "momentum", "symmetric", "whiten")}
+        settings = settings.for_batch(context.batch_size)
+        encoder = context.encoder(dim=settings.dim, hidden=settings.hidden)
+        names = ["k", "momentum", "symmetric", "whiten", "variance", "covariance"]
         if settings.k > 1:
-            for key in ("bank_size", "same_image", "search_filled_only"):
-                kwargs[key] = getattr(settings, key)
+            names += ["bank_size", "same_image", "search_filled_only", "neighbor_weight"]
+        kwargs = {name: getattr(settings, name) for name in names}
+        if settings.k > 1:
             kwargs["bank_dtype"] = getattr(torch, settings.bank_dtype)
             kwargs["sharded"] = settings.bank_layout == "sharded"
         method = cls(encoder, encoder.dim, hidden=encoder.hidden, seed=context.seed, **kwargs)

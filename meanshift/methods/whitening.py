@@ -1,7 +1,7 @@
 """Whitening of target embeddings: zero mean, and the same variance in every direction.
 
 This is ours, not the paper's. In the first epochs of a short run the embeddings of Mean Shift and
-BYOL lose nearly all dimensions; whitened targets prevent it (docs/results.md).
+BYOL lose nearly all dimensions; with whitened targets they lose fewer (docs/results.md).
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class Whitening(nn.Module):
         self.floor = floor
         self.register_buffer("mean", torch.zeros(dim, dtype=torch.float64))
         self.register_buffer("square", torch.eye(dim, dtype=torch.float64) / dim)
+        self.inverse: Tensor | None = None
+        """undoes the last whitening, up to the mean"""
 
     @torch.no_grad()
     def forward(self, rows: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
@@ -47,6 +49,7 @@ class Whitening(nn.Module):
         scale = (variances.clamp_min(0) + epsilon).rsqrt()
         with torch.autocast(rows.device.type, enabled=False):
             matrix = (directions * scale @ directions.T).to(rows)
+            self.inverse = (directions / scale @ directions.T).to(rows)
             white = (rows - self.mean.to(rows)) @ matrix
         return nn.functional.normalize(white, dim=1)
 
@@ -57,3 +60,19 @@ class Whitening(nn.Module):
         mean, square = (total[:-1] / total[-1]).split([rows.shape[1], rows.shape[1] ** 2])
         self.mean.lerp_(mean, 1 - self.momentum)
         self.square.lerp_(square.view_as(self.square), 1 - self.momentum)
+
+
+@torch.no_grad()
+def agreement(
+    v: Float[Tensor, "batch dim"], white: Float[Tensor, "batch dim"], whiten: nn.Module
+) -> Float[Tensor, ""]:
+    """Return the mean cosine of predictions and targets as it is without the whitening.
+
+    Whitened targets consist mostly of directions of little variance, which nobody predicts well;
+    by undoing the whitening runs with and without it can be compared, and a collapse detected.
+    """
+    if isinstance(whiten, Whitening):
+        assert whiten.inverse is not None  # it has just made the white targets
+        with torch.autocast(v.device.type, enabled=False):
+            v, white = (nn.functional.normalize(t @ whiten.inverse, dim=1) for t in (v, white))
+    return (v * white).sum(1).mean()

@@ -12,6 +12,7 @@ from torchvision import models
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from meanshift import config
+from meanshift.models.convnet import CONVNETS, ConvNet
 
 _RESNETS: dict[str, tuple[type[BasicBlock | Bottleneck], list[int]]] = {
     "resnet10": (BasicBlock, [1, 1, 1, 1]),
@@ -27,14 +28,21 @@ class Encoder(nn.Module):
     """A backbone and its projector: maps images to embeddings of `dim` values.
 
     The heads follow the authors' rule: hidden layers have twice as many values as the features,
-    embeddings have a quarter (`dim=0`).
+    embeddings have a quarter (`hidden=0`, `dim=0`).
     """
 
-    def __init__(self, settings: config.Encoder, *, dim: int = 0, image_size: int = 224) -> None:
+    def __init__(
+        self,
+        settings: config.Encoder,
+        *,
+        dim: int = 0,
+        hidden: int = 0,
+        image_size: int = 224,
+    ) -> None:
         super().__init__()
         self.backbone, self.features = build_backbone(settings, image_size=image_size)
         self.dim = dim or self.features // 4
-        self.hidden = 2 * self.features
+        self.hidden = hidden or 2 * self.features
         self.projector = mlp(self.features, self.hidden, self.dim)
 
     def forward(
@@ -92,11 +100,16 @@ def build_backbone(settings: config.Encoder, *, image_size: int = 224) -> tuple[
     if settings.name in _RESNETS:
         resnet = _ScaledResNet(settings)
         return resnet, resnet.features
-    if settings.name not in models.list_models(module=models):
+    if settings.name in CONVNETS and settings.stem == "imagenet":
+        channels = (scaled(channels, settings.width) for channels in CONVNETS[settings.name])
+        network = ConvNet(tuple(channels))
+        return network, network.features
+    if settings.name not in (*CONVNETS, *models.list_models(module=models)):
         raise ValueError(f"encoder.name: got {settings.name!r}, need {_suggest(settings.name)}")
     if settings.stem != "imagenet" or settings.width != 1:
         raise ValueError(
-            f"encoder.stem and encoder.width are for {', '.join(_RESNETS)}; "
+            f"encoder.stem is for {', '.join(_RESNETS)}, encoder.width also for "
+            f"{', '.join(CONVNETS)}; "
             f"got {settings.name} with stem {settings.stem} and width {settings.width:g}"
         )
     options: dict[str, Any] = {}
@@ -157,7 +170,12 @@ class _ScaledResNet(ResNet):
         return stage
 
     def _scaled(self, channels: int) -> int:
-        return max(8, round(channels * self._width / 8) * 8)
+        return scaled(channels, self._width)
+
+
+def scaled(channels: int, width: float) -> int:
+    """Channels times a factor, as a multiple of 8."""
+    return max(8, round(channels * width / 8) * 8)
 
 
 def _remove_classifier(backbone: nn.Module, name: str) -> int:
@@ -174,7 +192,7 @@ def _remove_classifier(backbone: nn.Module, name: str) -> int:
 def _suggest(name: str) -> str:
     import difflib
 
-    known = [*_RESNETS, *models.list_models(module=models)]
+    known = [*_RESNETS, *CONVNETS, *models.list_models(module=models)]
     close = difflib.get_close_matches(name, known, n=3)
     return " or ".join(close) if close else "a torchvision backbone such as resnet18 or resnet50"
 

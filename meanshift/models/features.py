@@ -112,13 +112,23 @@ def evaluation_batches(
     batch_size: int = BATCH_SIZE,
     workers: int = 0,
     bad: dict[int, UnreadableSample] | None = None,
+    shared: bool = True,
 ) -> Iterator[tuple[Int[Tensor, " batch"], Float[Tensor, "batch channels _ _"]]]:
     """Yield this process's part of a source in order, as (indices, normalized evaluation views).
 
-    Unreadable images are replaced by gray ones, and are added to `bad` if it is given.
+    Unreadable images are replaced by gray ones, and are added to `bad` if it is given. Without
+    `shared` every process gets all images.
     """
+    dataset = EvalDataset(
+        source,
+        image_size,
+        resize=resize,
+        bicubic=bicubic,
+        batch_size=batch_size,
+        shared=shared,
+    )
     for indices, images, unreadable in iterate(
-        EvalDataset(source, image_size, resize=resize, bicubic=bicubic, batch_size=batch_size),
+        dataset,
         workers=0 if source.uniform else workers,
         pin_memory=device.type == "cuda",
     ):

@@ -56,6 +56,8 @@ class RecognizedWeights:
     """A backbone that was found in a file, and its description."""
 
     backbone: nn.Module
+    settings: config.Encoder
+    """what `build_backbone` builds this backbone from"""
     title: str
     image_size: int
     projector: nn.Module | None = None
@@ -147,6 +149,7 @@ def recognize(contents: Any, path: Path) -> RecognizedWeights:
         description.append(f"epoch {epoch}")
     return RecognizedWeights(
         backbone=_load_backbone(match.settings, match.found),
+        settings=match.settings,
         title=", ".join(description),
         image_size=32 if small else 224,
         projector=_projector(tensors, match.prefix) if program == "authors' MSF" else None,
@@ -162,12 +165,12 @@ def from_torchvision(spec: str) -> RecognizedWeights:
     if file:
         match = _find_backbone(dict(_flatten(read_file(Path(file)))), Path(file), settings)
         backbone = _load_backbone(settings, match.found)
-        return RecognizedWeights(backbone, f"{file} as {title}", 224)
+        return RecognizedWeights(backbone, settings, f"{file} as {title}", 224)
     if not weights_name:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             backbone, _ = build_backbone(settings)
-        return RecognizedWeights(backbone.eval(), f"{title}, UNTRAINED", 224)
+        return RecognizedWeights(backbone.eval(), settings, f"{title}, UNTRAINED", 224)
     available = {str(w).rpartition(".")[2]: w for w in models.get_model_weights(name)}
     if weights_name not in available:
         raise ValueError(f"torchvision:{name}:{weights_name}: need one of {', '.join(available)}")
@@ -182,7 +185,7 @@ def from_torchvision(spec: str) -> RecognizedWeights:
     backbone = _load_backbone(settings, state, image_size)
     if isinstance(backbone, models.GoogLeNet | models.Inception3):
         backbone.transform_input = True  # their weights were trained with another normalization
-    return RecognizedWeights(backbone, f"{title}, {weights_name}", image_size)
+    return RecognizedWeights(backbone, settings, f"{title}, {weights_name}", image_size)
 
 
 def _flatten(contents: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from meanshift import config as settings
 from meanshift.config import Config, MethodSettings
 from meanshift.models import third_party
 from meanshift.models.encoder import Encoder, build_backbone, mlp_from_state
@@ -32,6 +33,9 @@ OUTPUT_DIR = Path("evaluations")
 
 EXPORT_FORMAT = 2
 """version of the metadata in exported files"""
+
+SHIPPED_DIR = Path(__file__).parents[1] / "weights"
+"""folder of the weights that are part of this package: `meanshift:NAME`"""
 
 _METADATA_KEY = "meanshift"  # of the metadata in an exported file
 _PIXELS_SIDE = 32  # images are resized to this for the baseline of raw pixels
@@ -70,29 +74,39 @@ class Weights:
     name: str = ""
     """added to the names of results, unless these are the newest weights of a run"""
     config: Config | None = None
+    encoder: settings.Encoder | None = None
+    """what `build_backbone` builds this backbone from; None for a baseline without an encoder"""
     projector: nn.Module | None = None
+    unmeasured: bool = False
+    """whether batch norm has no statistics yet: an evaluation measures them on its training images,
+    since random weights without them are a weaker baseline than they need to be"""
 
 
 def load_weights(spec: Path | str) -> Weights:
-    """Load a run, a checkpoint, an exported encoder, a third-party file, or `torchvision:NAME`.
+    """Load a run, a checkpoint, an exported encoder, a third-party file, `torchvision:NAME`, or
+    weights that are part of this package: `meanshift:NAME`.
 
-    There are two baselines: `untrained:RUN` is the encoder of a run before its first step, and
-    `pixels` is no encoder at all.
+    There are three baselines: `untrained:RUN` is the encoder of a run before its first step,
+    `random:RUN` the same encoder with random weights, and `pixels` is no encoder at all.
     """
     path = Path(spec)
     kind, _, argument = str(spec).partition(":")
     output_dir = OUTPUT_DIR / (re.sub(r"[^\w.-]+", "-", argument or path.stem) or "weights")
     if kind == "torchvision" and argument:
         return _third_party_weights(spec, third_party.from_torchvision(argument), output_dir)
+    if kind == "meanshift" and argument:
+        return _load_shipped(argument, output_dir)
     if kind == "untrained" and argument:
         return _load_untrained(Path(argument))
+    if kind == "random" and argument:
+        return _load_random(Path(argument))
     if kind == "pixels" and not path.exists():
         title = f"raw pixels at {_PIXELS_SIDE}x{_PIXELS_SIDE}"
         return Weights("pixels", RawPixels(), title, _PIXELS_SIDE, output_dir)
     if not path.exists():
         raise ValueError(
             f"{path}: not found; need a run directory, a file of weights, torchvision:NAME, "
-            f"untrained:RUN or pixels"
+            f"meanshift:NAME, untrained:RUN, random:RUN or pixels"
         )
     if path.is_dir():
         return _load_run(path)
@@ -118,13 +132,19 @@ def load_encoder(weights: Path | str) -> nn.Module:
     return load_weights(weights).backbone
 
 
-def export(weights: Weights, out: Path) -> Path:
-    """Write the backbone with torchvision's parameter names, for this and other programs."""
+def export(weights: Weights, out: Path, *, half: bool = False) -> Path:
+    """Write the backbone with torchvision's parameter names, for this and other programs.
+
+    `half` halves the file: weights are stored in float16, but norms and their statistics are not.
+    """
     if weights.config is None:
         raise ValueError("export: need a run directory or one of its checkpoints")
     if out.suffix not in (".safetensors", ".pt", ".pth"):
         raise ValueError(f"{out}: need a name that ends in .safetensors, .pt or .pth")
-    state = {key: value.contiguous() for key, value in weights.backbone.state_dict().items()}
+    state = {
+        key: (value.half() if half and value.ndim > 1 else value).contiguous()
+        for key, value in weights.backbone.state_dict().items()
+    }
     metadata = json.dumps(
         {"format": EXPORT_FORMAT, "title": weights.title, "config": weights.config.to_dict()}
     )
@@ -136,6 +156,67 @@ def export(weights: Weights, out: Path) -> Path:
     else:
         checkpoint.write(out, {"state_dict": state, _METADATA_KEY: metadata})
     return out
+
+
+def load_given_weights(spec: str) -> tuple[Weights, settings.Encoder]:
+    """Load the weights that a run starts from; return them and the settings of its encoder.
+
+    The settings describe the architecture of the weights, so that the run needs them no more once
+    it has begun.
+    """
+    name = spec.removeprefix("torchvision:")
+    if name != spec and not re.search("[:=]", name):
+        raise ValueError(
+            f"encoder.weights: {spec} names no weights, as torchvision:{name}:IMAGENET1K_V1 does; "
+            f"for random ones type --encoder.name {name} instead"
+        )
+    weights = load_weights(spec)
+    if weights.encoder is None:
+        raise ValueError(f"encoder.weights: {spec} is no encoder; need a run or a file of weights")
+    if getattr(weights.backbone, "transform_input", False):
+        raise ValueError(
+            f"encoder.weights: {spec} needs another normalization of its input, which training "
+            f"does not have; choose another network, such as torchvision:resnet18:IMAGENET1K_V1"
+        )
+    return weights, replace(weights.encoder, init="random", weights=spec)
+
+
+def has_start_file(config: Config) -> bool:
+    """Whether a run keeps its starting weights in a file: its seed alone does not give them."""
+    return config.encoder.init != "random" or bool(config.encoder.weights)
+
+
+def write_start(run_directory: RunDirectory, backbone: nn.Module, config: Config) -> None:
+    """Write the backbone of a run before its first step, as an exported encoder."""
+    weights = Weights(
+        spec=f"untrained:{run_directory.folder}",
+        backbone=backbone,
+        title=f"{_describe(config)}, before its first step",
+        image_size=config.data.image_size,
+        output_dir=run_directory.folder,
+        config=config,
+    )
+    export(weights, run_directory.start)
+
+
+def read_start(path: Path) -> dict[str, Tensor]:
+    """The state dict of a backbone that `write_start` has written."""
+    contents = third_party.read_file(path)
+    return {name: value for name, value in contents.items() if isinstance(value, Tensor)}
+
+
+def start_title(config: Config) -> str:
+    """What the table of a comparison calls the encoder of a run before its first step."""
+    if config.encoder.weights:
+        return f"start from {config.encoder.weights}"
+    return {"random": "random start", "pca": "PCA start"}[config.encoder.init]
+
+
+def starts(run: Path) -> dict[str, str]:
+    """What a run should be compared with, as {title: spec}: random weights, and its own start."""
+    config = RunDirectory.open(run).config
+    titles = {"random start": f"random:{run}"}
+    return titles | ({start_title(config): f"untrained:{run}"} if has_start_file(config) else {})
 
 
 def fingerprint(network: nn.Module) -> str:
@@ -179,27 +260,66 @@ def _from_checkpoint(
         output_dir=output_dir,
         name=name,
         config=config,
+        encoder=config.encoder,
         projector=None if projector is None else projector.eval(),
     )
 
 
 def _load_untrained(run: Path) -> Weights:
-    """The encoder before the first step, as `training.session.build_method` initializes it."""
+    """The encoder before the first step, as the run began with it."""
+    run_directory = RunDirectory.open(run)
+    weights = _load_random(run)
+    config = run_directory.config
+    if has_start_file(config):
+        if not run_directory.start.is_file():
+            raise ValueError(
+                f"{run}: has no {run_directory.start.name}, which holds its {start_title(config)}; "
+                f"continue the run, or compare with random:{run}"
+            )
+        weights.backbone.load_state_dict(read_start(run_directory.start))
+    return replace(
+        weights,
+        spec=f"untrained:{run}",
+        title=f"{_describe(config)}, before its first step",
+        name="untrained",
+        unmeasured=False,
+    )
+
+
+def _load_random(run: Path) -> Weights:
+    """The encoder of a run with the random weights that its seed gives."""
     config = RunDirectory.open(run).config
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):  # as `training.session.build_method`
         torch.manual_seed(rng.derive_seed(config.train.seed, 0, rng.INITIAL))
         dim = getattr(config.method, "dim", 0)
         encoder = Encoder(config.encoder, dim=dim, image_size=config.data.image_size).eval()
     return Weights(
-        spec=f"untrained:{run}",
+        spec=f"random:{run}",
         backbone=encoder.backbone,
-        title=f"{_describe(config)}, before its first step",
+        title=f"{_architecture(config)}, random weights",
         image_size=config.data.image_size,
         output_dir=run,
-        name="untrained",
+        name="random",
         config=config,
+        encoder=config.encoder,
         projector=encoder.projector,
+        unmeasured=True,
     )
+
+
+def _load_shipped(name: str, output_dir: Path) -> Weights:
+    """Weights that are part of this package, compared with the checksum of their card."""
+    path = SHIPPED_DIR / f"{name}.safetensors"
+    names = sorted(file.stem for file in SHIPPED_DIR.glob("*.safetensors"))
+    if name not in names:
+        there = f"there are {', '.join(names)}" if names else "there are none in this version"
+        raise ValueError(f"meanshift:{name}: no such weights in this package; {there}")
+    card = json.loads(path.with_suffix(".json").read_text())
+    if hashlib.sha256(path.read_bytes()).hexdigest() != card["sha256"]:
+        raise ValueError(f"{path}: differs from the checksum of its card; install meanshift again")
+    weights = _from_export(third_party.read_file(path), path)
+    spec = f"meanshift:{name}"
+    return replace(weights, spec=spec, title=f"{spec}, {card['title']}", output_dir=output_dir)
 
 
 def _from_export(contents: Mapping[str, Any], path: Path) -> Weights:
@@ -219,6 +339,7 @@ def _from_export(contents: Mapping[str, Any], path: Path) -> Weights:
         image_size=config.data.image_size,
         output_dir=_file_output_dir(path, backbone),
         config=config,
+        encoder=config.encoder,
     )
 
 
@@ -231,6 +352,7 @@ def _third_party_weights(
         title=recognized.title,
         image_size=recognized.image_size,
         output_dir=output_dir,
+        encoder=recognized.settings,
         projector=recognized.projector,
     )
 
@@ -274,7 +396,12 @@ def _file_output_dir(path: Path, backbone: nn.Module) -> Path:
 
 
 def _describe(config: Config) -> str:
+    start = f", {start_title(config)}" if has_start_file(config) else ""
+    return f"our {config.method.name}, {_architecture(config)}{start}"
+
+
+def _architecture(config: Config) -> str:
     encoder = config.encoder
     stem = "" if encoder.stem == "imagenet" else f", {encoder.stem} stem"
     width = "" if encoder.width == 1 else f", width {encoder.width:g}"
-    return f"our {config.method.name}, {encoder.name}{stem}{width}"
+    return f"{encoder.name}{stem}{width}"

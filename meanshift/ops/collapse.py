@@ -8,8 +8,12 @@ from torch import Tensor
 
 
 @torch.no_grad()
-def effective_rank(embeddings: Float[Tensor, "batch dim"]) -> float:
-    """Return exp(entropy) of the spectrum of the centered embeddings: the dimensions in use."""
+def effective_rank(embeddings: Float[Tensor, "rows dim"]) -> float:
+    """Return exp(entropy) of the spectrum of the covariance: the directions of the variance.
+
+    The eigenvalues are the squared singular values of the centered embeddings, so that neither a
+    common mean nor many directions of little variance count. `rankme` counts both.
+    """
     if not embeddings.isfinite().all():
         return 0.0
     centered = embeddings.float() - embeddings.float().mean(0)
@@ -17,6 +21,20 @@ def effective_rank(embeddings: Float[Tensor, "batch dim"]) -> float:
     if float(energy.sum()) <= 1e-12 * embeddings.numel():
         return 0.0
     fraction = energy / energy.sum()
+    return float(torch.special.entr(fraction).sum().exp())
+
+
+@torch.no_grad()
+def rankme(embeddings: Float[Tensor, "rows dim"]) -> float:
+    """Return RankMe (Garrido et al. 2023): exp(entropy) of the singular values over their sum.
+
+    As published: not squared, not centered, and 1e-7 is added to each fraction. To be compared
+    between runs of one width, on as many rows: it is at most the smaller of rows and dimensions.
+    """
+    if not embeddings.isfinite().all():
+        return 0.0
+    values = torch.linalg.svdvals(embeddings.float())
+    fraction = values / values.sum().clamp(min=1e-30) + 1e-7
     return float(torch.special.entr(fraction).sum().exp())
 
 
@@ -32,17 +50,26 @@ def neighbor_stability(before: Int[Tensor, "n k"], now: Int[Tensor, "n k"]) -> f
 
 
 def collapse_warning(
-    *, rank: float, spread: float, dim: int, hint: str, agreement: float | None = None
+    *,
+    rank: float,
+    spread: float,
+    shape: tuple[int, int],
+    hint: str,
+    agreement: float | None = None,
 ) -> str | None:
-    """Return a warning with its likely cause if the embeddings have collapsed, else None.
+    """Return a warning with its likely cause if embeddings of this shape have collapsed, else None.
 
     There are two kinds: all embeddings are equal (no spread), or the views are predicted perfectly
-    while few of the `dim` dimensions are in use. Healthy runs agree less while their rank is low.
+    while few dimensions are in use. Healthy runs agree less while their rank is low. Few rows have
+    a low rank whatever they are, so the second kind is not looked for among them.
     The positive control is `method.same_view`; its measurements are in docs/experiments.md.
     """
+    rows, dim = shape
+    lowest_rank = min(24, dim / 3)
     constant = spread < 0.1
-    trivial = agreement is not None and agreement > 0.95 and rank < min(16, dim / 4)
-    if not constant and not trivial:
+    predicted = agreement is not None and agreement > 0.95
+    flat = rank < lowest_rank and rows >= 4 * lowest_rank
+    if not constant and not (predicted and flat):
         return None
     agreement_text = "" if agreement is None else f"agreement {agreement:.2f}, "
     return (

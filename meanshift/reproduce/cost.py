@@ -85,7 +85,7 @@ class TimedStep:
 
         def online_forward() -> None:
             with autocast(self.device, self.precision):
-                tensors["v"] = method.predict(tensors["online"])
+                tensors["v"] = method.predict(method.embed(tensors["online"]))
 
         def target_forward() -> None:
             with autocast(self.device, self.precision):

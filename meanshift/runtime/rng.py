@@ -29,6 +29,8 @@ INITIAL = 7
 """initial weights"""
 SHUFFLE = 8
 """permutation of images over processes"""
+INITIAL_IMAGES = 9
+"""images that the encoder is initialized from, and samples of their patches"""
 
 
 def bits(

@@ -34,6 +34,8 @@ class RunDirectory:
         self.checkpoints = folder / "checkpoints"
         self.snapshots = folder / "snapshots"
         self.results = folder / "results"
+        self.start = folder / "start.safetensors"
+        """the backbone before the first step, where the seed alone does not give it"""
 
     @staticmethod
     def open(folder: Path) -> RunDirectory:
@@ -49,6 +51,11 @@ class RunDirectory:
     def config(self) -> Config:
         """The settings of the run."""
         return _read_config(self.folder / "config.json")
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether a run has saved a step from which it continues."""
+        return any(self.checkpoints.glob("step-*.pt"))
 
     def check_compatible(self, config: Config) -> None:
         """Refuse a directory that contains another run or other files; write nothing."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from meanshift.config import Config
-from meanshift.methods import Batch, StepOutput
+from meanshift.methods import Batch
 from meanshift.models.features import evaluation_batches
 from meanshift.ops import collapse
 from meanshift.runtime import distributed, rng, signals
@@ -67,6 +67,7 @@ def train(session: Session) -> None:
 
             state.step += 1
             state.averages.add(output)
+            state.embeddings.add(output.embeddings)
             console.advance()
             # One exchange per step: whether any process was asked to stop, or could not read.
             own_signal = received[0] if received else 0
@@ -74,7 +75,7 @@ def train(session: Session) -> None:
             if unreadable:
                 report_bad_files(session, images.bad)
             if epoch_ends or state.step % settings.log_every == 0:
-                log_metrics(session, epoch, scheduled, output)
+                log_metrics(session, epoch, scheduled)
             if epoch_ends:
                 observe(session, epoch, evaluate=schedule.is_due(epoch, settings.monitor_every))
                 console.end_epoch(epoch)
@@ -106,9 +107,7 @@ def observe(session: Session, epoch: int, *, evaluate: bool) -> None:
         session.log("snapshot", epoch, take_snapshot(session, epoch))
 
 
-def log_metrics(
-    session: Session, epoch: int, scheduled: dict[str, float | int], output: StepOutput
-) -> None:
+def log_metrics(session: Session, epoch: int, scheduled: dict[str, float | int]) -> None:
     """Log the averages since the last line, warn of a collapse, stop if the loss is not finite."""
     metrics = scheduled | session.state.averages.compute()
     if not math.isfinite(metrics["loss"]):
@@ -116,8 +115,9 @@ def log_metrics(
             f"the loss is {metrics['loss']} at step {session.state.step} and the run cannot "
             f"continue; start another one with an --optim.lr below {session.config.optim.lr:g}"
         )
-    embeddings = distributed.all_gather_rows(output.embeddings)
+    embeddings = session.state.embeddings.gather()
     metrics["effective_rank"] = collapse.effective_rank(embeddings)
+    metrics["rankme"] = collapse.rankme(embeddings)
     metrics["spread"] = collapse.spread(embeddings)
     session.log("train", epoch, metrics | session.console.speed())
     session.console.show(metrics)
@@ -125,7 +125,7 @@ def log_metrics(
         agreement=metrics.get("agreement"),
         rank=metrics["effective_rank"],
         spread=metrics["spread"],
-        dim=embeddings.shape[1],
+        shape=(len(embeddings), embeddings.shape[1]),
         hint=session.method.collapse_hint(),
     )
     if warning and not session.collapsed:

@@ -1,22 +1,71 @@
-"""The optimizer and the learning rate schedule as a function of the step."""
+"""The optimizer by its name, and the learning rate schedule as a function of the step."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
+from torch import nn
 
 from meanshift.config import Config, Optim
 from meanshift.methods import Method, Progress
+from meanshift.training.lars import LARS
+from meanshift.training.muon import Muon
 
 
 def build_optimizer(settings: Optim, method: Method) -> torch.optim.Optimizer:
-    """SGD over the method's parameter groups; as the authors do, everything is decayed."""
+    """The optimizer of the settings over the method's parameter groups.
+
+    Groups with a `lr_scale` and `scheduled` of their own: see `Method.parameter_groups`.
+    """
     groups = [{"lr_scale": 1.0, "scheduled": True, **group} for group in method.parameter_groups()]
-    return torch.optim.SGD(
-        groups, settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
-    )
+    lr = settings.lr
+    momentum = settings.momentum
+    decay = settings.weight_decay
+    if settings.name == "lars":
+        groups = _split(groups, _is_vector, {"adapt": False, "weight_decay": 0.0})
+        return LARS(groups, lr, momentum=momentum, weight_decay=decay)
+    if not settings.decay_norms:
+        groups = _split(groups, _is_vector, {"weight_decay": 0.0})
+    if settings.name == "muon":
+        groups = _split(groups, _is_matrix, {"matrices": True})
+        if not any(group.get("matrices") for group in groups):
+            raise ValueError(
+                "optim.name: got muon, but the method trains no matrix and no convolution, which "
+                "Muon is for; need --optim.name adamw"
+            )
+        return Muon(groups, lr, momentum=momentum, weight_decay=decay)
+    if settings.name == "adamw":  # fused: half the time of the default on a CPU
+        betas = (momentum, 0.999)
+        return torch.optim.AdamW(groups, lr, betas=betas, weight_decay=decay, fused=True)
+    return torch.optim.SGD(groups, lr, momentum=momentum, weight_decay=decay)
+
+
+def _is_vector(parameter: nn.Parameter) -> bool:
+    """Whether it is the weight or bias of a norm, or the bias of a layer."""
+    return parameter.ndim <= 1
+
+
+def _is_matrix(parameter: nn.Parameter) -> bool:
+    """Whether it is the weight of a linear layer or a convolution, not a bias or a class token."""
+    return parameter.ndim >= 2 and len(parameter) > 1
+
+
+def _split(
+    groups: list[dict[str, Any]],
+    chosen: Callable[[nn.Parameter], bool],
+    options: dict[str, Any],
+) -> list[dict[str, Any]]:
+    """Make groups of their own, with other options, of the parameters that are chosen."""
+    parts = []
+    for group in groups:
+        parts.append({**group, "params": [p for p in group["params"] if not chosen(p)]})
+        parts.append({**group, **options, "params": [p for p in group["params"] if chosen(p)]})
+    return [part for part in parts if part["params"]]
 
 
 @dataclass(frozen=True)
@@ -34,15 +83,28 @@ class Schedule:
     def progress(self, step: int) -> Progress:
         return Progress(step, self.steps_per_epoch, self.config.train.epochs)
 
-    def lr(self, step: int) -> float:
-        """Cosine from lr to 0, lr/2 (1 + cos(pi e/E)) with e from 0, by epoch or by step."""
+    @cached_property
+    def heads_steps(self) -> int:
+        """Steps in which only the heads are trained: whole updates (see `optim.accumulate`)."""
         optim = self.config.optim
-        by_step = optim.schedule == "step"
-        steps_per_change = 1 if by_step else self.steps_per_epoch
-        now = step // steps_per_change
-        total = self.total // steps_per_change
-        warmup_epochs = min(optim.warmup_epochs, self.config.train.epochs - 1)
-        warmup = warmup_epochs * (self.steps_per_epoch if by_step else 1)
+        epoch, batch = divmod(round(optim.heads_first * self.total), self.steps_per_epoch)
+        whole = -(-batch // optim.accumulate) * optim.accumulate
+        return epoch * self.steps_per_epoch + min(whole, self.steps_per_epoch)
+
+    def lr(self, step: int) -> float:
+        """Cosine from lr to 0, lr/2 (1 + cos(pi e/E)) with e from 0, by epoch or by step.
+
+        It starts after the steps that train the heads alone, whose learning rate is constant.
+        """
+        optim = self.config.optim
+        if step < self.heads_steps:
+            return optim.lr
+        steps_per_change = 1 if optim.schedule == "step" else self.steps_per_epoch
+        changes_per_epoch = self.steps_per_epoch // steps_per_change
+        now = (step - self.heads_steps) // steps_per_change
+        total = -(-(self.total - self.heads_steps) // steps_per_change)
+        longest = max(0, total - changes_per_epoch)  # the last epoch has no warm-up
+        warmup = min(round(optim.warmup_epochs * changes_per_epoch), longest)
         if now < warmup:
             return optim.lr * (now + 1) / (warmup + 1)
         return optim.lr / 2 * (1 + math.cos(math.pi * (now - warmup) / (total - warmup)))

@@ -14,6 +14,7 @@ from meanshift.methods.memory_bank import MemoryBank
 from meanshift.runtime import checkpoint, distributed
 from meanshift.runtime.errors import SharedError
 from meanshift.runtime.run_directory import RunDirectory
+from meanshift.training.embedding_window import EmbeddingWindow
 from meanshift.training.metrics import MetricAverages
 
 
@@ -26,6 +27,7 @@ class TrainState:
     scaler: torch.amp.GradScaler
     bad_files: BadFiles
     averages: MetricAverages = field(default_factory=MetricAverages)
+    embeddings: EmbeddingWindow = field(default_factory=EmbeddingWindow)
     step: int = 0
     """steps taken so far"""
 
@@ -42,6 +44,7 @@ class TrainState:
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "metrics": self.averages.state_dict(),
+            "embeddings": self.embeddings.state_dict(),
             "bad_files": list(self.bad_files.reasons.items()),
         }
 
@@ -52,6 +55,7 @@ class TrainState:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.averages.load_state_dict(state["metrics"])
+        self.embeddings.load_state_dict(state["embeddings"])
         self.bad_files.reasons = dict(state["bad_files"])
 
     def _load_method(self, values: dict[str, Any], *, in_parts: bool) -> None:

@@ -20,6 +20,7 @@ from meanshift.data.bad_files import BadFiles
 from meanshift.methods import BuildContext, Method, method_class, view_specs
 from meanshift.models.encoder import Encoder, memory_format, strides_over_one_pixel
 from meanshift.models.sync_batch_norm import convert_sync_batch_norm
+from meanshift.models.weights import has_start_file
 from meanshift.runtime import checkpoint, distributed, rng
 from meanshift.runtime.device import pick_precision
 from meanshift.runtime.run_directory import RunDirectory
@@ -27,6 +28,7 @@ from meanshift.training import resume
 from meanshift.training.console import Console
 from meanshift.training.optim import Schedule, build_optimizer
 from meanshift.training.resume import TrainState
+from meanshift.training.start import Start, resolve_weights
 from meanshift.training.trackers import Trackers
 from meanshift.transforms.augment import MultiViewTransform
 
@@ -50,6 +52,7 @@ class Session:
     schedule: Schedule
     transform: MultiViewTransform
     state: TrainState
+    start: Start
     monitor: Monitor | None
     console: Console
     trackers: Trackers
@@ -122,6 +125,7 @@ def open_session(
         session = _prepare(config, out, device, make_monitor)
     run_directory = session.run_directory
     resume.check_same_in_all(run_directory, "images", session.fingerprint)
+    session.start.broadcast(session.method, _local_names(session.method))
     with ExitStack() as stack:
         with distributed.fail_together():
             stack.enter_context(run_directory.lock())
@@ -129,11 +133,17 @@ def open_session(
         with distributed.fail_together():
             if values is not None:
                 resume.load(run_directory, session.state, values)
-            run_directory.begin(config, extra=_about(session))
+            run_directory.begin(session.config, extra=_about(session))
             run_directory.rewind(-1 if values is None else session.state.step)
+            if values is None:
+                session.start.save(session.backbone)
         session.console.start(session.state.step)
         session.trackers.start(session.state.step)
         stack.callback(session.trackers.close)
+        for message in session.start.messages:
+            session.console.print(message)
+        for message in session.start.warnings:
+            session.warn("initialization", message)
         for message in unreadable:
             session.warn("checkpoint", f"{message}; going back to step {session.state.step}")
         _report_other_machine(session, values)
@@ -143,23 +153,43 @@ def open_session(
         yield session
 
 
-def build_method(config: Config, source: Source | None = None) -> Method:
-    """The method of a config with the initial weights that its seed gives."""
-    seed = rng.derive_seed(config.train.seed, 0, rng.INITIAL)
+def build_method(
+    config: Config,
+    source: Source | None = None,
+    start: Callable[[nn.Module], None] | None = None,
+) -> Method:
+    """The method of a config with the random weights that its seed gives.
 
-    def encoder(*, dim: int = 0) -> Encoder:
+    `start` then sets the backbone, before the method makes copies of it.
+    """
+    seed = rng.derive_seed(config.train.seed, 0, rng.INITIAL)
+    encoders = 0
+
+    def encoder(*, dim: int = 0, hidden: int = 0) -> Encoder:
+        nonlocal encoders
+        encoders += 1
         torch.manual_seed(seed)  # the same weights whatever a method builds before: `untrained:RUN`
-        return Encoder(config.encoder, dim=dim, image_size=config.data.image_size)
+        built = Encoder(config.encoder, dim=dim, hidden=hidden, image_size=config.data.image_size)
+        if start is not None:
+            start(built.backbone)
+        return built
 
     context = BuildContext(
         encoder=encoder,
         dataset_size=0 if source is None else len(source),
         classes=0 if source is None else len(source.classes),
+        batch_size=config.train.batch_size * config.optim.accumulate,
         seed=config.train.seed,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return method_class(config.method).build(config.method, context)
+        method = method_class(config.method).build(config.method, context)
+    if start is not None and not encoders:
+        raise ValueError(
+            f"encoder.init and encoder.weights: the method {config.method.name} has an encoder of "
+            f"its own, which they do not reach; leave them out"
+        )
+    return method
 
 
 def _prepare(
@@ -169,12 +199,14 @@ def _prepare(
     train = config.train
     run_directory = RunDirectory(out, writes=distributed.rank() == 0)
     _check_batch_size(train.batch_size)
+    config, given = resolve_weights(config, run_directory)
     run_directory.check_compatible(config)
     source, validation = train_and_validation(
         config.data.source, config.data.validation, seed=train.seed
     )
     transform = MultiViewTransform(view_specs(config), train.seed, config.data.image_size)
-    method = build_method(config, source)
+    start = Start(config, run_directory, source, device, given)
+    method = build_method(config, source, start if has_start_file(config) else None)
     precision = _pick_precision(train.precision, device, method, transform, source.channels)
     method = method.to(device).train()
     if train.batch_norm == "sync":
@@ -197,10 +229,16 @@ def _prepare(
         schedule=schedule,
         transform=transform,
         state=state,
+        start=start,
         monitor=make_monitor(config, source, validation) if make_monitor else None,
         console=Console(schedule, train.batch_size, shown=run_directory.writes),
         trackers=Trackers(config, run_directory),
     )
+
+
+def _local_names(method: Method) -> tuple[str, ...]:
+    """The beginnings of the names of buffers that each process has for itself."""
+    return tuple(f"{name}." for name in method.process_local())
 
 
 def _latest_checkpoint(session: Session) -> tuple[dict[str, Any] | None, list[str]]:
@@ -224,6 +262,7 @@ def _about(session: Session) -> dict[str, Any]:
         "source": session.fingerprint,
         "images": len(session.source),
         "steps": session.schedule.total,
+        "start": session.start.card or {"init": "random"},
     }
 
 

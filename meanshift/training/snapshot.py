@@ -53,7 +53,10 @@ def take_snapshot(session: Session, epoch: int) -> dict[str, float]:
             "weights": weights,
         }
         checkpoint.write(path, content)
-    metrics = {"feature_rank": collapse.effective_rank(features)}
+    metrics = {
+        "feature_rank": collapse.effective_rank(features),
+        "feature_rankme": collapse.rankme(features),
+    }
     with torch.no_grad(), eval_mode(session.method):  # in which a method does not change its state
         metrics |= session.method.snapshot_metrics(
             session.config.views, _labeled_batches(session, indices, epoch)

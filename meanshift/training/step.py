@@ -39,11 +39,14 @@ class TrainStep:
         if session.config.train.compile:
             for encoder in session.method.encoders():
                 encoder.compile()
-        self.module = distributed.data_parallel(_StepModule(session.method), self._warm_up)
+        self.backbone = _trained_backbone(session)
+        self.heads_only: bool | None = None
+        self._begin_phase(session.state.step)
 
     def __call__(self, images: loader.Batch, now: Progress) -> StepOutput:
         """Take one step: views, loss, gradients and, unless more are accumulated, the update."""
         session = self.session
+        self._begin_phase(now.step)
         updates = session.schedule.updates_after(now.step)
         # What a network draws itself, such as dropout, depends on the step and on nothing before.
         torch.manual_seed(self._seed(now.step, rng.NETWORK) + distributed.rank())
@@ -57,6 +60,22 @@ class TrainStep:
         if updates:
             self._update(now)
         return output
+
+    def _begin_phase(self, step: int) -> None:
+        """Train the heads alone or everything, as `optim.heads_first` gives it for a step.
+
+        DDP expects a gradient of every parameter that requires one when it is wrapped, so each
+        phase has a wrapper of its own.
+        """
+        heads_only = step < self.session.schedule.heads_steps
+        if heads_only == self.heads_only:
+            return
+        self.heads_only = heads_only
+        for parameter in self.backbone:
+            parameter.requires_grad_(not heads_only)
+        # First without a wrapper: the hooks of the old one end with it.
+        self.module: nn.Module = _StepModule(self.session.method)
+        self.module = distributed.data_parallel(self.module, self._warm_up)
 
     def _augment(self, images: loader.Batch) -> Batch:
         """The views of a batch, on the device."""
@@ -111,3 +130,20 @@ class TrainStep:
         )
         output: StepOutput = module(Batch(views, torch.arange(2, device=session.device)))
         return output.loss
+
+
+def _trained_backbone(session: Session) -> list[nn.Parameter]:
+    """The parameters of the online backbone that are trained, but not in the first phase."""
+    heads_first = session.config.optim.heads_first
+    if not heads_first:
+        return []
+    trained = [p for p in session.method.parameters() if p.requires_grad]
+    backbone = getattr(session.method.online, "backbone", None)
+    found = [] if backbone is None else [p for p in backbone.parameters() if p.requires_grad]
+    if backbone is None or len(found) == len(trained):
+        lacks = "no online.backbone" if backbone is None else "no trained heads beside its backbone"
+        raise ValueError(
+            f"optim.heads_first: got {heads_first:g}, but the method "
+            f"{session.config.method.name} has {lacks}; need --optim.heads_first 0"
+        )
+    return found

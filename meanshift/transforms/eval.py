@@ -73,16 +73,30 @@ def rank_batches(images: int, batch_size: int) -> tuple[Int[Tensor, " batch"], .
 
 
 class EvalDataset(Dataset[tuple[Tensor, Tensor, dict[int, UnreadableSample]]]):
-    """Whole batches of this process: (indices, evaluation views, unreadable images)."""
+    """Whole batches: (indices, evaluation views, unreadable images).
+
+    Several processes share the batches, unless each of them needs all (`shared=False`).
+    """
 
     def __init__(
-        self, source: Source, image_size: int, *, resize: int, bicubic: bool, batch_size: int
+        self,
+        source: Source,
+        image_size: int,
+        *,
+        resize: int,
+        bicubic: bool,
+        batch_size: int,
+        shared: bool = True,
     ) -> None:
         self.source = source
         self.image_size = image_size
         self.resize = resize
         self.bicubic = bicubic
-        self.batches = rank_batches(len(source), batch_size)
+        self.batches = (
+            rank_batches(len(source), batch_size)
+            if shared
+            else torch.arange(len(source)).split(batch_size)
+        )
 
     def __len__(self) -> int:
         return len(self.batches)

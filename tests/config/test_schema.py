@@ -53,6 +53,7 @@ FREE = {
     if choices(kind) is not None
     and name not in ("method.name", "method.k", "method.k_start", "method.bank_size")
     and name not in ("train.epochs", "optim.warmup_epochs", "train.batch_size")
+    and name not in ("optim.name", "optim.momentum", "optim.heads_first")
 }
 OVERRIDES = st.fixed_dictionaries({}, optional=FREE)
 
@@ -189,6 +190,10 @@ def test_a_word_among_numbers_is_named():
         ("train.log_every", 0, "1 or more"),
         ("train.snapshot_images", 0, "1 or more"),
         ("optim.warmup_epochs", -1, "0 or more"),
+        ("optim.warmup_epochs", 0.5, "--optim.schedule step"),
+        ("optim.heads_first", 1.0, "below 1"),
+        ("optim.momentum", 1.0, "below 1"),
+        ("method.momentum_batch", -1, "0 or more"),
         ("optim.accumulate", 0, "1 or more"),
         ("optim.clip_norm", -1.0, "0 or more"),
         ("train.seed", -1, "below 2^63"),
@@ -199,6 +204,22 @@ def test_out_of_range_says_got_and_need(path, value, wanted):
     message = error_for(path, value)
     assert f"got {value!r}" in message
     assert "need" in message and wanted in message
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_the_learning_rate_of_sgd_is_refused_for_adamw_and_muon(name):
+    with pytest.raises(ValueError, match=rf"got 0\.05.*{name}.*--optim\.lr 1e-3"):
+        change(optim__name=name)
+    assert change(optim__name=name, optim__lr=1e-3).optim.name == name
+
+
+def test_the_momentum_follows_the_batch_by_the_ema_scaling_rule():
+    """Two updates of 128 images move the target as far as one of 256."""
+    method = MSF(momentum=0.99, momentum_batch=256)
+    assert method.for_batch(128).momentum ** 2 == pytest.approx(0.99)
+    assert method.for_batch(512).momentum == pytest.approx(0.99**2)
+    assert method.for_batch(256).momentum == method.for_batch(0).momentum == 0.99
+    assert MSF(momentum=0.99).for_batch(64).momentum == 0.99
 
 
 def test_more_neighbors_than_the_bank_has_rows():

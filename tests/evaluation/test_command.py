@@ -79,6 +79,48 @@ def test_runs_are_compared_side_by_side_on_the_same_images(call, run):
     assert len({card["card"]["weights"] for card in cards}) == 3
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ("--encoder.init random", ["random start"]),
+        ("--encoder.init pca", ["random start", "PCA start"]),
+        (
+            "--encoder.init random --encoder.weights run",
+            ["random start", "start from run"],
+        ),
+    ],
+)
+def test_a_run_is_compared_with_random_weights_and_with_its_own_start(
+    call, photos, run, settings, expected
+):
+    code, _, err = call(
+        "pretrain", "small", "--data", photos, "--out", "other", *TINY, *settings.split()
+    )
+    assert code == 0, err
+    code, out, err = call("evaluate", "knn", "other", "--compare", "untrained:", "pixels")
+    assert code == 0, err
+    rows = re.findall(r"^  (\S.*?) +([\d.]+) +([\d.]+)$", out, re.MULTILINE)
+    assert [name for name, *_ in rows] == ["other", *expected, "pixels"]
+    results = run.parent / "other" / "results"
+    assert read_json(results / "knn-random.json")["card"]["encoder"].startswith("random:other: ")
+    assert (results / "knn-untrained.json").exists() == (len(expected) == 2)
+    if "weights" in settings:
+        start = read_json(results / "knn-untrained.json")["metrics"]
+        assert call("evaluate", "knn", "run")[0] == 0
+        assert start == read_json(run / "results" / "knn.json")["metrics"]
+    checkpoint = max((run.parent / "other" / "checkpoints").iterdir())
+    _, out, _ = call("evaluate", "knn", checkpoint, "--compare", "untrained:")
+    assert all(re.search(rf"^  {title} +\d", out, re.MULTILINE) for title in expected)
+
+
+def test_weights_without_a_run_have_no_start(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call("evaluate", "knn", "torchvision:resnet18", "--compare", "untrained:")
+    assert (
+        code == 2 and "needs a run, got torchvision:resnet18; type --compare untrained:RUN" in err
+    )
+
+
 def test_compared_results_do_not_overwrite_each_other_in_one_place(call, run, tmp_path):
     place = tmp_path / "place"
     assert (

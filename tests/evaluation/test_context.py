@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from meanshift import config
 from meanshift.data import train_and_validation
@@ -13,7 +14,7 @@ from meanshift.data.arrays import ArraySource
 from meanshift.evaluation import knn
 from meanshift.evaluation.context import EncoderContext, EvaluationContext
 from meanshift.evaluation.result import Result
-from meanshift.models.weights import load_weights
+from meanshift.models.weights import fingerprint, load_weights
 from tests.support.colors import make_weights
 from tests.support.sources import open_one, titles
 
@@ -100,6 +101,26 @@ def test_the_split_can_be_chosen(tmp_path, make_images):
 def test_weights_without_images_are_refused_with_what_to_type(tmp_path):
     with pytest.raises(ValueError, match="--data SOURCE"):
         EvaluationContext(make_weights(tmp_path))
+
+
+def test_batch_norm_of_random_weights_is_measured_on_the_training_images(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), dtype=np.uint8)
+    labels = np.arange(40) % 2
+    np.savez(tmp_path / "a.npz", x_train=pixels[:30], y_train=labels[:30],
+             x_test=pixels[30:], y_test=labels[30:])  # fmt: skip
+    first = nn.BatchNorm2d(4)
+    backbone = nn.Sequential(nn.Conv2d(3, 4, 3), first, nn.Flatten()).eval()
+    untouched = fingerprint(backbone)
+    weights = replace(make_weights(tmp_path), backbone=backbone, unmeasured=True, image_size=16)
+    seen = []
+    handle = first.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    context = EvaluationContext(weights, str(tmp_path / "a.npz"))
+    handle.remove()
+    assert context.fingerprint != untouched
+    (batch,) = seen
+    assert len(batch) == 30
+    torch.testing.assert_close(first.running_mean, batch.mean((0, 2, 3)))
+    assert not first.training and first.momentum == 0.1
 
 
 # Features of parts

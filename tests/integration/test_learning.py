@@ -71,12 +71,17 @@ def configure(source, **more):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("whiten", "batch_size"), [(False, 25), (True, 16)])
 def test_the_loop_learns_to_predict_and_the_same_view_is_reported_as_a_collapse(
-    stripes, tmp_path, capfd
+    stripes, tmp_path, capfd, whiten, batch_size
 ):
-    run = pretrain(
-        configure(stripes, **{"method.same_view": True, "train.epochs": 9}), tmp_path / "run"
-    )
+    settings = {
+        "method.same_view": True,
+        "method.whiten": whiten,
+        "train.batch_size": batch_size,
+        "train.epochs": 200 * batch_size // 800,
+    }
+    run = pretrain(configure(stripes, **settings), tmp_path / "run")
     agreement = [line["agreement"] for line in read_lines(run)]
     assert agreement[-1] > 0.95 > 0.7 > agreement[0]
     (warning,) = read_lines(run, "warnings.jsonl")
@@ -85,7 +90,8 @@ def test_the_loop_learns_to_predict_and_the_same_view_is_reported_as_a_collapse(
 
 
 def test_two_views_are_not_reported_as_a_collapse(stripes, tmp_path):
-    run = pretrain(configure(stripes, **{"train.epochs": 2}), tmp_path / "run")
+    settings = {"train.epochs": 2, "train.batch_size": 16}
+    run = pretrain(configure(stripes, **settings), tmp_path / "run")
     assert len(read_lines(run)) > 3 and not read_lines(run, "warnings.jsonl")
 
 

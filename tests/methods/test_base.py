@@ -6,7 +6,8 @@ from torch import nn
 
 from meanshift.config import MSF, BYOLAsym, Config, Views
 from meanshift.methods import Batch, MeanShift, Progress, StepOutput, method_class, view_specs
-from meanshift.methods.base import Method, normalize
+from meanshift.methods.base import Method
+from meanshift.methods.embeddings import normalize
 from meanshift.methods.memory_bank import MemoryBank
 from meanshift.training.session import build_method
 from tests.support.toy_method import Toy, make_arrays, toy_config
@@ -139,3 +140,20 @@ def test_unit_length_in_at_least_float32():
         rows = normalize(torch.randn(4, 8).to(dtype))
         assert rows.dtype == expected
         torch.testing.assert_close(rows.norm(dim=1), torch.ones(4, dtype=expected))
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_the_momentum_for_the_images_of_an_update_is_used_and_logged(schedule):
+    """64 images twice per update are half of the 256 that the momentum is meant for."""
+    overrides = {
+        "method.momentum_batch": 256,
+        "method.momentum_schedule": schedule,
+        "method.bank_size": 64,
+        "train.batch_size": 64,
+        "optim.accumulate": 2,
+        "encoder.name": "resnet10",
+        "encoder.width": 0.125,
+    }
+    method = build_method(Config().with_overrides(overrides))
+    logged = method.set_progress(Progress(0, 5, 2))["momentum"]
+    assert logged == method.momentum == pytest.approx(0.99**0.5)

@@ -214,7 +214,8 @@ def test_symmetric_searches_both_directions_before_it_enqueues():
     before = method.bank.rows.clone()
     twin = copy.deepcopy(method)
     output = method(a, b, ids=ids)
-    v_a, v_b, u_a, u_b = twin.predict(a), twin.predict(b), twin.project(a), twin.project(b)
+    v_a, v_b = (twin.predict(twin.embed(view)) for view in (a, b))
+    u_a, u_b = twin.project(a), twin.project(b)
     expected = 0
     for v, u in ((v_a, u_b), (v_b, u_a)):
         found = before[(u @ before.T).argmax(1)]

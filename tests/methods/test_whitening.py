@@ -6,7 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from meanshift import MeanShift
-from meanshift.methods.whitening import Whitening
+from meanshift.methods.whitening import Whitening, agreement
+from meanshift.ops.collapse import collapse_warning, effective_rank, spread
 from tests.support.forked import in_processes
 
 DIM = 6
@@ -103,13 +104,51 @@ def network():
     return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, DIM))
 
 
+class Collapsed(nn.Module):
+    """Nearly the same embedding for every input, with the little variance in few directions."""
+
+    def forward(self, rows):
+        scale = 0.01 * torch.tensor([1.0, 0.5, 0.1, 0.1, 0.1, 0.1])
+        return torch.ones(DIM) + scale * rows[:, :DIM]
+
+
+def test_collapsed_targets_are_reported_although_they_are_white():
+    torch.manual_seed(0)
+    method = MeanShift(Collapsed(), DIM, k=3, bank_size=64, whiten=True)
+    method.whiten.momentum = 0.9  # soon white
+    for _ in range(200):
+        step = method(torch.randn(64, 8), torch.randn(64, 8))
+    white = method.bank.rows
+    assert spread(white) > 0.9 and rank_of(white) > 1.5 * rank_of(step.embeddings)
+    signs = {"rank": effective_rank(step.embeddings), "shape": (64, DIM), "hint": ""}
+    assert collapse_warning(spread=spread(white), **signs) is None
+    warning = collapse_warning(spread=spread(step.embeddings), **signs)
+    assert warning is not None and "spread 0.0" in warning
+
+
+def test_agreement_is_that_of_the_targets_before_they_are_white():
+    """Predictions that miss only the directions of little variance."""
+    whiten = trained(floor=1e-6)
+    rows = F.normalize(lopsided(500, seed=-1), dim=1)
+    white = whiten(rows)
+    centered = rows - whiten.mean.float()
+    guess = centered * torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0])
+    predictions = F.normalize(guess @ torch.linalg.inv(whiten.inverse), dim=1)
+    expected = F.cosine_similarity(guess, centered).mean()
+    assert agreement(predictions, white, whiten) == pytest.approx(float(expected), abs=1e-3)
+    assert (predictions * white).sum(1).mean() < expected - 0.1
+    plain = agreement(predictions, white, nn.Identity())
+    assert torch.equal(plain, (predictions * white).sum(1).mean())
+
+
 def test_the_step_searches_among_white_targets():
     torch.manual_seed(0)
     method = MeanShift(network(), DIM, k=3, bank_size=64, whiten=True)
     for _ in range(50):
         step = method(torch.randn(32, 8), torch.randn(32, 8))
     assert method.bank is not None
-    assert torch.equal(method.bank.rows[(method.bank.written - 32) % 64 :][:32], step.embeddings)
-    assert rank_of(step.embeddings) > rank_of(F.normalize(method.target(torch.randn(32, 8)), dim=1))
+    newest = method.bank.rows[(method.bank.written - 32) % 64 :][:32]
+    assert torch.equal(newest, method.whiten.eval()(step.embeddings))
+    assert rank_of(newest) > rank_of(step.embeddings)
     plain = MeanShift(network(), DIM, k=3, bank_size=64)
     assert not any("whiten" in name for name in plain.state_dict())

@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import hashlib
 import json
 import math
 import os
@@ -20,6 +21,7 @@ from torchvision import models
 from meanshift import config, load_encoder
 from meanshift.config.recipes import recipe
 from meanshift.models import third_party
+from meanshift.models import weights as weights_module
 from meanshift.models.encoder import Encoder, build_backbone
 from meanshift.models.weights import EXPORT_FORMAT, Weights, export, fingerprint, load_weights
 from meanshift.runtime import checkpoint
@@ -966,3 +968,42 @@ def test_other_strides_have_another_fingerprint():
     )
     other.load_state_dict(one.state_dict())
     assert fingerprint(other) != fingerprint(one)
+
+
+# Weights that are part of the package
+
+
+@pytest.fixture
+def shipped(run, tmp_path, monkeypatch):
+    """A folder of the package with the weights `tiny`, in half precision."""
+    monkeypatch.setattr(weights_module, "SHIPPED_DIR", tmp_path)
+    path = export(load_weights(run), tmp_path / "tiny.safetensors", half=True)
+    card = {"title": "16 px", "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    path.with_suffix(".json").write_text(json.dumps(card))
+    return path
+
+
+def test_weights_of_the_package_are_loaded_by_name(run, shipped):
+    weights = load_weights("meanshift:tiny")
+    assert (weights.spec, weights.title) == ("meanshift:tiny", "meanshift:tiny, 16 px")
+    assert weights.output_dir == Path("evaluations/tiny")
+    assert weights.encoder == weights.config.encoder
+    stored = load_file(shipped)
+    for name, value in load_weights(run).backbone.state_dict().items():
+        loaded = weights.backbone.state_dict()[name]
+        assert loaded.dtype == value.dtype
+        assert torch.equal(loaded, value.half().float() if value.ndim > 1 else value)
+        assert (stored[name].dtype == torch.float16) == (value.ndim > 1)
+
+
+def test_damaged_weights_of_the_package_are_refused(shipped):
+    content = bytearray(shipped.read_bytes())
+    content[-1] ^= 1
+    shipped.write_bytes(content)
+    assert "tiny.safetensors: differs from the checksum" in error_of("meanshift:tiny")
+
+
+@pytest.mark.usefixtures("shipped")
+def test_an_unknown_name_lists_those_of_the_package():
+    message = error_of("meanshift:large")
+    assert "meanshift:large: no such weights in this package; there are tiny" in message

@@ -1,9 +1,18 @@
 """The signs of collapse where the answer is known, and the warning on both sides of its limits."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
 
-from meanshift.ops.collapse import collapse_warning, effective_rank, neighbor_stability, spread
+from meanshift.ops.collapse import (
+    collapse_warning,
+    effective_rank,
+    neighbor_stability,
+    rankme,
+    spread,
+)
 
 
 def opposite_pairs(dim):
@@ -40,6 +49,42 @@ def test_rank_of_half_precision_embeddings():
     assert effective_rank(opposite_pairs(6).half()) == pytest.approx(6, rel=1e-3)
 
 
+def naive_rankme(rows):
+    """The definition of the paper, one singular value at a time, in float64."""
+    values = np.linalg.svd(rows.double().numpy(), compute_uv=False)
+    entropy = 0.0
+    for value in values:
+        fraction = value / values.sum() + 1e-7
+        entropy -= fraction * math.log(fraction)
+    return math.exp(entropy)
+
+
+@pytest.mark.parametrize(("rows", "dim"), [(50, 8), (8, 50), (1, 3)])
+def test_rankme_is_that_of_the_paper(rows, dim):
+    generator = torch.Generator().manual_seed(0)
+    scale = torch.arange(1, dim + 1) ** -1.5
+    embeddings = 1 + scale * torch.randn(rows, dim, generator=generator)
+    assert rankme(embeddings) == pytest.approx(naive_rankme(embeddings), rel=1e-4)
+
+
+def test_rankme_of_singular_values_three_and_one():
+    """Fractions 3/4 and 1/4; effective rank has 9/10 and 1/10."""
+    scaled = opposite_pairs(2) * torch.tensor([3.0, 1.0])
+    assert rankme(scaled) == pytest.approx(4 / 3**0.75, rel=1e-4)
+    assert effective_rank(scaled) == pytest.approx(10 / 9**0.9, rel=1e-4)
+
+
+def test_rankme_counts_the_mean_and_effective_rank_does_not():
+    rows = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
+    assert rankme(rows) == pytest.approx(2, rel=1e-4)
+    assert effective_rank(rows) == pytest.approx(1, rel=1e-4)
+
+
+@pytest.mark.parametrize(("value", "rank"), [(0.0, 1), (1.0, 1), (math.nan, 0), (math.inf, 0)])
+def test_rankme_of_equal_embeddings(value, rank):
+    assert rankme(torch.full((8, 4), value).half()) == pytest.approx(rank, rel=1e-4)
+
+
 def test_spread_is_zero_for_equal_vectors_and_one_around_the_origin():
     equal = torch.nn.functional.normalize(torch.ones(1, 5)).expand(7, 5)
     assert spread(equal) == pytest.approx(0, abs=1e-3)
@@ -60,17 +105,21 @@ def test_stability_is_the_fraction_of_common_neighbors_in_any_order():
 HINT = "lower the learning rate"
 
 
+def warn(shape=(1024, 64), **signs):
+    return collapse_warning(**signs, shape=tuple(shape), hint=HINT)
+
+
 @pytest.mark.parametrize(("rank", "wide"), [(20.0, 0.9), (3.0, 0.2)])
 @pytest.mark.parametrize("agreement", [0.9, None])
 def test_no_warning_for_healthy_embeddings(rank, wide, agreement):
-    assert collapse_warning(agreement=agreement, rank=rank, spread=wide, dim=64, hint=HINT) is None
+    assert warn(agreement=agreement, rank=rank, spread=wide) is None
 
 
 @pytest.mark.parametrize(
     ("agreement", "rank", "wide"), [(0.5, 20.0, 0.01), (0.98, 2.1, 0.9), (0.0, 0.0, 0.0)]
 )
 def test_a_warning_for_either_kind_of_collapse(agreement, rank, wide):
-    warning = collapse_warning(agreement=agreement, rank=rank, spread=wide, dim=64, hint=HINT)
+    warning = warn(agreement=agreement, rank=rank, spread=wide)
     assert warning is not None
     assert warning.startswith("collapse")
     for value in (f"agreement {agreement:.2f}", f"spread {wide:.2f}", f"rank {rank:.1f}", HINT):
@@ -78,14 +127,20 @@ def test_a_warning_for_either_kind_of_collapse(agreement, rank, wide):
 
 
 def test_a_method_without_agreement_can_only_be_constant():
-    constant = collapse_warning(rank=20.0, spread=0.01, dim=64, hint=HINT)
+    constant = warn(rank=20.0, spread=0.01)
     assert constant is not None
     assert "agreement" not in constant
-    assert collapse_warning(rank=2.1, spread=0.9, dim=64, hint=HINT) is None
+    assert warn(rank=2.1, spread=0.9) is None
 
 
 def test_a_good_model_may_agree_nearly_perfectly():
-    assert collapse_warning(agreement=0.98, rank=30.0, spread=0.9, dim=64, hint=HINT) is None
+    assert warn(agreement=0.98, rank=30.0, spread=0.9) is None
+
+
+@pytest.mark.parametrize("rows", [16, 85])
+def test_few_rows_have_a_low_rank_and_are_not_reported(rows):
+    signs = {"agreement": 0.98, "rank": 2.1, "spread": 0.9}
+    assert warn(**signs, shape=(rows, 64)) is None and warn(**signs, shape=(86, 64)) is not None
 
 
 def test_collapsed_embeddings_cause_a_warning_and_random_ones_do_not():
@@ -93,5 +148,5 @@ def test_collapsed_embeddings_cause_a_warning_and_random_ones_do_not():
     normalize = torch.nn.functional.normalize
     for embeddings, collapsed in ((normalize(noise), False), (normalize(1 + 0.01 * noise), True)):
         signs = {"rank": effective_rank(embeddings), "spread": spread(embeddings)}
-        warning = collapse_warning(agreement=0.5, **signs, dim=64, hint=HINT)
+        warning = warn(agreement=0.5, **signs, shape=embeddings.shape)
         assert (warning is not None) == collapsed

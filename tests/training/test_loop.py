@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from meanshift.methods import StepOutput
 from meanshift.runtime import checkpoint
 from meanshift.runtime.errors import SharedError
 from meanshift.training import loop
@@ -71,7 +72,8 @@ def test_each_line_has_the_schedules_the_metrics_and_the_signs_of_a_collapse(arr
     assert [line["step"] for line in lines] == [4, 8, 10, 12, 16, 20]
     assert [line["epoch"] for line in lines] == [1, 1, 1, 2, 2, 2]
     for line in lines:
-        assert {"lr", "progress", "loss", "distance", "effective_rank", "spread"} < line.keys()
+        signs = {"effective_rank", "rankme", "spread"}
+        assert signs | {"lr", "progress", "loss", "distance"} < line.keys()
         assert line["progress"] == pytest.approx((line["step"] - 1) / 20)
         assert line["loss"] == pytest.approx(line["distance"])
 
@@ -129,7 +131,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_what_to_do(arrays, tmp_path
 
     def broken(self, *views, **keywords):
         output = forward(self, *views, **keywords)
-        return loop.StepOutput(output.loss * float("nan"), output.embeddings, output.metrics)
+        return StepOutput(output.loss * float("nan"), output.embeddings, output.metrics)
 
     monkeypatch.setattr(Toy, "forward", broken)
     with pytest.raises(SharedError, match=r"loss is nan at step 1.*--optim\.lr below 0\.05"):
@@ -142,7 +144,7 @@ def test_a_collapse_is_reported_once_with_the_methods_hint(arrays, tmp_path, mon
     def collapsed(self, *views, **keywords):
         output = forward(self, *views, **keywords)
         one = torch.ones_like(output.embeddings) / 2  # all embeddings are the same unit vector
-        return loop.StepOutput(output.loss, one, output.metrics)
+        return StepOutput(output.loss, one, output.metrics)
 
     monkeypatch.setattr(Toy, "forward", collapsed)
     monkeypatch.setattr(Toy, "collapse_hint", lambda self: "the toy is broken")

@@ -1,12 +1,17 @@
 """One step: accumulated gradients, clipping, scaling and the hooks of the method."""
 
+from contextlib import suppress
+
 import pytest
 import torch
 
 from meanshift.runtime import checkpoint
+from meanshift.training import loop
 from meanshift.training.loop import pretrain
 from meanshift.training.session import Session, open_session
 from meanshift.training.step import TrainStep
+from tests.support.exact import assert_same
+from tests.support.forked import in_processes
 from tests.support.toy_method import make_arrays, toy_config
 
 CPU = torch.device("cpu")
@@ -132,3 +137,105 @@ def test_dropout_and_the_like_depend_on_the_step_alone(arrays, tmp_path, accumul
             torch.manual_seed(len(drawn))
             take_steps(session, 4)
     assert drawn[:4] == drawn[4:] and len(set(drawn)) == 4
+
+
+# Heads first
+
+
+class Interrupted(Exception):
+    pass
+
+
+def train_until(config, out, stop):
+    """Train or continue a run up to a step, and leave without a save; the whole run with -1."""
+    step = TrainStep.__call__
+
+    def interrupted(self, images, now):
+        if now.step == stop:
+            raise Interrupted
+        return step(self, images, now)
+
+    TrainStep.__call__ = interrupted
+    try:
+        with suppress(Interrupted), open_session(config, out, CPU) as session:
+            loop.train(session)
+    finally:
+        TrainStep.__call__ = step
+
+
+def final_state(run):
+    state, unreadable = checkpoint.latest(run / "checkpoints")
+    assert state["step"] == 30 and not unreadable
+    return {name: state[name] for name in ("method", "optimizer", "metrics")}
+
+
+def test_heads_first_leaves_the_backbone_alone(arrays, tmp_path):
+    """12 of 30 steps: no gradient, no weight decay, no state of the optimizer, then all of them."""
+    config = toy_config(
+        arrays, optim__heads_first=0.4, optim__weight_decay=0.1, train__batch_size=4
+    )
+    with open_session(config, tmp_path / "run", CPU) as session:
+        train_step = TrainStep(session)
+        online, state = session.method.online, session.state.optimizer.state
+        before = {name: p.detach().clone() for name, p in online.named_parameters()}
+        seen = []
+        online.projector.register_forward_pre_hook(
+            lambda _, inputs: seen.append(inputs[0].requires_grad)
+        )
+        for images in session.batches():
+            if images.step == 13:
+                break
+            assert session.schedule.set_lr(session.state.optimizer, images.step) > 0
+            train_step(images, session.schedule.progress(images.step))
+            changed = {n for n, p in online.named_parameters() if not torch.equal(p, before[n])}
+            stateful = {n for n, p in online.named_parameters() if p in state}
+            heads = {"projector.weight", "projector.bias"}
+            expected = heads if images.step < 12 else set(before)
+            assert changed == stateful == expected
+    assert seen == [False] * 12 + [True]
+
+
+def test_a_backbone_that_is_frozen_in_part_stays_so(arrays, tmp_path):
+    with open_session(toy_config(arrays, optim__heads_first=0.1), tmp_path / "run", CPU) as session:
+        layer = session.method.online.backbone[2]
+        layer.bias.requires_grad_(False)
+        before = layer.bias.detach().clone()
+        loop.train(session)
+        assert torch.equal(layer.bias, before) and layer.weight.requires_grad
+
+
+@pytest.mark.parametrize(("name", "world"), [("muon", 1), ("sgd", 2)])
+def test_a_run_interrupted_in_both_phases_ends_in_the_same_bits(arrays, tmp_path, name, world):
+    """In step 8, when the heads are trained alone, and in 12, when that has just ended."""
+    config = toy_config(
+        arrays,
+        optim__name=name,
+        optim__lr=0.01,
+        optim__heads_first=0.38,
+        optim__accumulate=2,
+        train__log_every=10,
+    )
+    in_processes(world, train_until, config, tmp_path / "whole", -1)
+    for step in (8, 12, -1):
+        in_processes(world, train_until, config, tmp_path / "parts", step)
+    whole = final_state(tmp_path / "whole")
+    assert_same(final_state(tmp_path / "parts"), whole)
+    if world == 2:  # the toy method has no batch norm: the mean of two parts is the whole batch
+        train_until(config, tmp_path / "alone", -1)
+        alone = final_state(tmp_path / "alone")["method"]
+        for weight in ("online.backbone.2.weight", "online.projector.weight"):
+            torch.testing.assert_close(whole["method"][weight], alone[weight], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda method: delattr(method.online, "backbone"), "no online.backbone"),
+        (lambda method: method.online.projector.requires_grad_(False), "no trained heads"),
+    ],
+)
+def test_heads_first_needs_a_backbone_and_heads(arrays, tmp_path, change, message):
+    with open_session(toy_config(arrays, optim__heads_first=0.1), tmp_path / "run", CPU) as session:
+        change(session.method)
+        with pytest.raises(ValueError, match=f"{message}.*--optim.heads_first 0"):
+            TrainStep(session)

@@ -37,6 +37,21 @@ def test_rows_are_the_runs_and_then_their_baselines(make):
     assert ("encoder", "a: msf, step 40") in knn["rows"][0]["card"]
 
 
+def test_the_start_of_a_run_is_named_by_what_it_is(make):
+    results = evaluated("a", 50.0)
+    results["knn-random"] = result("knn", "random:a: resnet10, random weights", **{"20_NN": 28.0})
+    for start, title in {
+        "PCA start": "its PCA start",
+        "start from torchvision:resnet18:IMAGENET1K_V1": "the given weights",
+    }.items():
+        encoder = f"untrained:a: our msf, resnet10, {start}, before its first step"
+        results["knn-untrained"] = result("knn", encoder, **{"20_NN": 40.0})
+        (run,) = open_runs([make(start.split()[0], results=results)])
+        assert headline(run) == (
+            f"20-NN on photos: 50.0% ({title} 40.0, random weights 28.0, raw pixels 25.0)."
+        )
+
+
 def test_a_std_is_shown_with_its_metric(make):
     transfer = result("transfer", "a: msf", data="ten datasets", mean=61.25)
     transfer["metrics"]["mean std"] = 0.5

@@ -214,6 +214,7 @@ const CHARTS = [  // minRange: the smallest range of the axis, so that a small c
   {title: "Purity of the neighbors", metrics: ["purity", "purity_weak", "purity_strong"], minRange: 0.1},
   {title: "k-NN on validation images, %", metrics: ["1-NN", "20-NN"], minRange: 10},
   {title: "Effective rank", metrics: ["effective_rank", "feature_rank"]},
+  {title: "RankMe", metrics: ["rankme", "feature_rankme"]},
   {title: "Spread", metrics: ["spread"], minRange: 0.1},
   {title: "Neighbors kept since the snapshot before", metrics: ["neighbors_kept"], minRange: 0.1},
   {title: "Learning rate", metrics: ["lr"]},

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _PANELS = {
     "Loss": ("loss",),
     "Learning rate": ("lr",),
-    "Effective rank": ("effective_rank",),
+    "Effective rank (RankMe dashed)": ("effective_rank", "rankme"),
     "Agreement of the views": ("agreement",),
     "20-NN (1-NN dashed), %": ("20-NN", "1-NN"),
     "Purity": ("purity",),

@@ -23,8 +23,9 @@ CURVES = {
     "1-NN": "1-NN while training, %",
     "purity": "Purity of the neighbors",
     "agreement": "Agreement of the views",
-    "effective_rank": "Effective rank of the embeddings",
-    "spread": "Spread of the embeddings",
+    "effective_rank": "Effective rank of the targets",
+    "rankme": "RankMe of the targets",
+    "spread": "Spread of the targets",
     "lr": "Learning rate",
     "images_per_second": "Images per second",
 }
@@ -35,9 +36,12 @@ EXPLANATIONS = {
     "purity": "fraction of the neighbors in the memory bank (without the query itself) that have "
     "the query's class",
     "agreement": "cosine of the embeddings of the views; near 1 early on is a sign of collapse",
-    "effective_rank": "number of directions that the embeddings of a batch use; it falls in the "
-    "first epochs of healthy runs too, and to about 1 in a collapse",
-    "spread": "1 if the embeddings point everywhere, 0 if all are the same",
+    "effective_rank": "number of directions in which the last 1,024 target embeddings vary, before "
+    "any whitening; it falls in the first epochs of healthy runs too, and lower in a collapse",
+    "rankme": "the same by the definition of RankMe, which also counts directions of little "
+    "variance and the mean",
+    "spread": "1 if the target embeddings point everywhere, 0 if all are the same; before any "
+    "whitening",
 }
 HIGHLIGHTS = ("loss", "20-NN", "purity", "effective_rank")
 MIN_RANGES = {
@@ -226,7 +230,7 @@ def _evaluate_command(run: Run) -> str:
         labeled = bool(run.records("monitor"))
     if not labeled:
         return f"meanshift evaluate cluster {folder} --clusters 10"
-    return f"meanshift evaluate knn linear cluster {folder} --compare untrained:{folder} pixels"
+    return f"meanshift evaluate knn linear cluster {folder} --compare untrained: pixels"
 
 
 def _typed_command(run: Run) -> str:

@@ -10,8 +10,14 @@ from meanshift.evaluation import PROTOCOLS
 from meanshift.viz.report import sections
 from meanshift.viz.run_reader import Run, is_number
 
-BASELINES = {"untrained:": "the untrained encoder", "pixels:": "raw pixels"}
-"""how the encoder on a card starts, and what a table calls it"""
+BASELINES = {
+    "untrained:.*, PCA start, before": "its PCA start",
+    "untrained:.*, start from .*, before": "the given weights",
+    "untrained:": "the untrained encoder",
+    "random:": "random weights",
+    "pixels:": "raw pixels",
+}
+"""a pattern of the encoder on a card, and what a table calls it"""
 
 
 def result_tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -66,7 +72,7 @@ def _equal(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _baseline(encoder: str) -> str:
-    titles = (title for start, title in BASELINES.items() if encoder.startswith(start))
+    titles = (title for pattern, title in BASELINES.items() if re.match(pattern, encoder))
     return next(titles, "")
 
 

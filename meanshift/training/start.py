@@ -1,0 +1,132 @@
+"""The backbone that a run starts with, where its seed alone does not give it.
+
+Such a run keeps its start in `start.safetensors`: `untrained:RUN` needs neither the images that it
+was initialized from nor the weights that it was given.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from meanshift.config import Config
+from meanshift.data import Source
+from meanshift.models.initialization import initialize_from_images
+from meanshift.models.weights import (
+    Weights,
+    fingerprint,
+    has_start_file,
+    load_given_weights,
+    read_start,
+    write_start,
+)
+from meanshift.runtime import distributed
+from meanshift.runtime.run_directory import RunDirectory
+
+
+def resolve_weights(config: Config, run_directory: RunDirectory) -> tuple[Config, Weights | None]:
+    """The config with the architecture of the weights that it names, and these weights.
+
+    A run that has begun knows the architecture and has a copy: the weights may be gone since.
+    """
+    spec = config.encoder.weights
+    if not spec:
+        return config, None
+    begun = run_directory.start.is_file() or run_directory.has_checkpoints
+    if begun and run_directory.config.encoder.weights == spec:
+        return replace(config, encoder=run_directory.config.encoder), None
+    weights, encoder = load_given_weights(spec)
+    return replace(config, encoder=encoder), weights
+
+
+@dataclass
+class Start:
+    """Sets the backbone of a run to its start, in each encoder that the method builds.
+
+    The principal components are computed in the first process only; `broadcast` sends them.
+    """
+
+    config: Config
+    run_directory: RunDirectory
+    source: Source
+    device: torch.device
+    given: Weights | None = None
+    card: dict[str, Any] = field(default_factory=dict)
+    """what environment.json records"""
+    messages: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    _state: dict[str, Tensor] | None = None
+
+    def __call__(self, backbone: nn.Module) -> None:
+        """Initialize a backbone that has its random weights."""
+        if self._state is None:
+            self._state = {name: value.clone() for name, value in self._compute(backbone).items()}
+        backbone.load_state_dict(self._state)
+
+    def broadcast(self, method: nn.Module, local: tuple[str, ...]) -> None:
+        """Give all processes the weights of the first one, without what is `local` to each."""
+        if has_start_file(self.config):
+            distributed.broadcast(parameter.data for parameter in method.parameters())
+            distributed.broadcast(
+                buffer for name, buffer in method.named_buffers() if not name.startswith(local)
+            )
+
+    def save(self, backbone: nn.Module) -> None:
+        """Write the file of a run that begins."""
+        if has_start_file(self.config) and self.run_directory.writes:
+            write_start(self.run_directory, backbone, self.config)
+
+    def _compute(self, backbone: nn.Module) -> dict[str, Tensor]:
+        stored = self.run_directory.start
+        if self.given is not None:
+            return self._from_weights(self.given, backbone)
+        if self.config.encoder.weights or self.run_directory.has_checkpoints:  # it has begun
+            self.card = self._recorded_card()
+            # Without its file a run continues too: the checkpoint replaces these weights.
+            return read_start(stored) if stored.is_file() else backbone.state_dict()
+        if distributed.rank() == 0:
+            self._from_images(backbone)
+        return backbone.state_dict()
+
+    def _from_weights(self, given: Weights, backbone: nn.Module) -> dict[str, Tensor]:
+        try:
+            backbone.load_state_dict(given.backbone.state_dict())
+        except RuntimeError:
+            raise ValueError(
+                f"encoder.weights: {given.spec} was trained with images of {given.image_size} "
+                f"pixels, and {self.config.encoder.name} has other weights for "
+                f"{self.config.data.image_size}: type --data.image_size {given.image_size}"
+            ) from None
+        origin = {"title": given.title, "fingerprint": fingerprint(given.backbone)}
+        self.card = {"weights": given.spec, **origin}
+        self.messages = [f"encoder: starts from {given.spec}: {given.title}"]
+        return backbone.state_dict()
+
+    def _from_images(self, backbone: nn.Module) -> None:
+        result = initialize_from_images(
+            backbone.to(self.device),
+            self.source,
+            image_size=self.config.data.image_size,
+            seed=self.config.train.seed,
+            device=self.device,
+            workers=self.config.data.workers,
+        )
+        backbone.cpu()
+        self.card = result.card()
+        self.messages = [
+            f"encoder: {len(result.layers)} convolutions start from the principal components of "
+            f"{result.images} images; batch norm is measured on {result.statistics_images} others"
+        ]
+        self.warnings = result.warnings()
+
+    def _recorded_card(self) -> dict[str, Any]:
+        """What the first session of this run recorded."""
+        environment = self.run_directory.folder / "environment.json"
+        if not environment.is_file():
+            return {}
+        card: dict[str, Any] = json.loads(environment.read_text()).get("start", {})
+        return card

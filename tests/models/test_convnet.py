@@ -1,0 +1,31 @@
+"""The plain convolutional networks: shapes, width, and the grid of means."""
+
+import pytest
+import torch
+
+from meanshift import config
+from meanshift.models.convnet import ConvNet
+from meanshift.models.encoder import build_backbone
+
+
+@pytest.mark.parametrize("name", ["conv3", "conv4"])
+@pytest.mark.parametrize("width", [0.5, 1.0])
+@pytest.mark.parametrize("size", [8, 28, 32, 65])
+def test_features_have_the_announced_number(name: str, width: float, size: int) -> None:
+    network, features = build_backbone(config.Encoder(name=name, width=width))
+    assert features == {"conv3": 1024, "conv4": 2048}[name] * width
+    assert network(torch.zeros(2, 3, size, size)).shape == (2, features)
+
+
+def test_features_are_means_over_the_quarters_of_the_last_map() -> None:
+    network = ConvNet((8, 16, 24)).eval()
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    last_map = network.layers(images)
+    assert last_map.shape == (2, 24, 4, 4)
+    quarters = network(images).unflatten(1, (24, 2, 2))
+    torch.testing.assert_close(quarters[:, :, 1, 0], last_map[:, :, 2:, :2].mean((2, 3)))
+
+
+def test_stem_is_for_resnets() -> None:
+    with pytest.raises(ValueError, match=r"encoder\.stem is for resnet10"):
+        build_backbone(config.Encoder(name="conv3", stem="small"))
