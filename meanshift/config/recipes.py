@@ -96,53 +96,59 @@ def cifar10_r18() -> Config:
     )
 
 
+def cifar10_cpu() -> Config:
+    """CIFAR-10 at 32x32 on a CPU: conv3 from its principal components, 40 epochs.
+
+    command: meanshift pretrain cifar10-cpu --data cifar10 --out runs/c10
+    hardware: 2 CPU cores
+    time: TODO
+    result: TODO
+    """
+    return _short(data=Data(source="cifar10", image_size=32), epochs=40, batch_size=256)
+
+
 def small() -> Config:
-    """A folder of a few thousand images on a CPU: ResNet-18 at half width, views of 96 pixels.
+    """A folder of a few hundred to some ten thousand images on a CPU: conv4, views of 64 pixels.
 
     command: meanshift pretrain small --data FOLDER --out runs/mine
     hardware: 2 CPU cores
-    time: about 100 images per second without bfloat16: an hour for 4,000 images and 100 epochs
-    result: 600 photographs, 50 epochs, before it whitened its targets: 20-NN 21.5 (untrained 23.5);
-      3 epochs of CIFAR-10: 38.3 with whitened targets, 34.3 without (docs/results.md)
+    time: TODO
+    result: TODO
     """
-    return Config(
-        data=Data(image_size=96, workers=2),
-        encoder=Encoder(name="resnet18", width=0.5),
-        method=MSF(
-            k_schedule="linear",
-            bank_size=2048,
-            same_image="skip",
-            search_filled_only=True,
-            whiten=True,
-        ),
-        optim=Optim(schedule="step", warmup_epochs=2),
-        train=Train(epochs=100, batch_size=64),
-    )
+    return _short(data=Data(image_size=64, workers=2), encoder="conv4", epochs=100, batch_size=64)
 
 
 def demo() -> Config:
-    """The whole path on the 10,000 images shipped with the package, in 3 minutes on 2 cores.
+    """The whole path on the 12,000 images shipped with the package, in 3 minutes on 2 cores.
 
     command: meanshift demo
     hardware: 2 CPU cores
-    time: 3 minutes without bfloat16 (18 epochs at about 1,100 images per second)
-    result: 20-NN 36.8, 1-NN 30.2, means of 3 seeds (untrained 31.0 and 24.5, raw pixels 39.3, 33.7)
+    time: TODO
+    result: TODO
     """
+    return _short(data=Data(source="sample", image_size=32), epochs=18, batch_size=128)
+
+
+def _short(*, data: Data, encoder: str = "conv3", epochs: int, batch_size: int) -> Config:
+    """What learns most in minutes on a CPU; the trials are in docs/experiments.md."""
     return Config(
-        data=Data(source="sample", image_size=32),
-        views=Views(
-            crop_area=(0.6, 1.0), jitter_strength=(0.2, 0.2, 0.2, 0.05), gray=0.05, blur=0.0
-        ),
-        encoder=Encoder(name="resnet10", width=0.5),
+        data=data,
+        views=Views(crop_area=(0.3, 1.0), blur=0.0),
+        encoder=Encoder(name=encoder, init="pca"),
         method=MSF(
-            k_schedule="linear",
+            dim=256,
+            hidden=512,
             bank_size=4096,
-            momentum=0.996,
+            neighbor_weight=0.25,
             same_image="skip",
             search_filled_only=True,
+            momentum=0.9,
+            momentum_batch=128,
+            variance=1.0,
+            covariance=0.04,
         ),
-        optim=Optim(schedule="step"),
-        train=Train(epochs=18, batch_size=128),
+        optim=Optim(name="adamw", lr=5e-4, schedule="step", heads_first=0.05, decay_norms=False),
+        train=Train(epochs=epochs, batch_size=batch_size),
     )
 
 
@@ -151,6 +157,7 @@ RECIPES: dict[str, Callable[[], Config]] = {
     for make in (
         demo,
         small,
+        cifar10_cpu,
         cifar10_r18,
         imagenet_r50,
         imagenet_r50_ss,

@@ -63,12 +63,12 @@ class Encoder:
     """The backbone; the projector follows the authors' rule."""
 
     name: str = "resnet50"
-    """any torchvision backbone, resnet10 (one block per stage), or conv3 and conv4 (plain
-    convolutions for CPUs, meant for `init pca`)"""
+    """any torchvision backbone, resnet10 (one block per stage), or conv3, conv4 and conv7
+    (for CPUs, meant for `init pca`)"""
     stem: Literal["imagenet", "small", "small-stride2"] = "imagenet"
     """first layers: 7x7 and pool; 3x3 without pool for small images; the same with stride 2"""
     width: float = 1.0
-    """factor on the channels of a ResNet, conv3 or conv4, for small machines"""
+    """factor on the channels of a ResNet or of conv3, conv4, conv7, for small machines"""
     init: Literal["random", "pca"] = "random"
     """weights before training: random, or the principal components of each convolution's own
     input (ours, not the paper's)"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -101,8 +102,9 @@ def build_backbone(settings: config.Encoder, *, image_size: int = 224) -> tuple[
         resnet = _ScaledResNet(settings)
         return resnet, resnet.features
     if settings.name in CONVNETS and settings.stem == "imagenet":
-        channels = (scaled(channels, settings.width) for channels in CONVNETS[settings.name])
-        network = ConvNet(tuple(channels))
+        architecture = CONVNETS[settings.name]
+        channels = tuple(scaled(channels, settings.width) for channels in architecture.channels)
+        network = ConvNet(replace(architecture, channels=channels))
         return network, network.features
     if settings.name not in (*CONVNETS, *models.list_models(module=models)):
         raise ValueError(f"encoder.name: got {settings.name!r}, need {_suggest(settings.name)}")
