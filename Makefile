@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The system's pip installs into the environment, so Debian's python3-venv is not needed.
 PIP := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check install -c constraints.txt
 
-.PHONY: demo test test-slow test-extras campaigns bench check format screenshots clean
+.PHONY: demo test test-slow test-extras campaigns learn bench check format screenshots clean
 
 demo: $(VENV)/.installed
 	$(BIN)/meanshift demo
@@ -24,6 +24,10 @@ test-extras: $(VENV)/.installed-extras
 # Random kills and hammering, for minutes; run them after a change of how runs are saved or stopped.
 campaigns: $(VENV)/.installed-dev
 	$(BIN)/pytest -n 2 -m 'campaign and not extras' --timeout 3600
+
+# What the demo's recipe learns in fixed CPU seconds, with three seeds; fails below its floors.
+learn: $(VENV)/.installed
+	$(BIN)/python tools/learn.py
 
 # The speed tables, against libraries that nothing else here needs.
 bench: $(VENV)/.installed-extras

@@ -58,15 +58,14 @@ def _evaluate(config: Config, out: Path) -> str:
     """A table of k-NN accuracies before and after training; clusters for the report."""
     from meanshift.evaluation import cluster, knn
     from meanshift.evaluation.context import EvaluationContext
-    from meanshift.models.weights import load_weights
+    from meanshift.models.weights import load_weights, shipped_weights, starts
     from meanshift.runtime.table import table
 
+    compared = {"raw pixels": "pixels", **starts(out)}
+    if config.data.source == "sample":  # what the same method gives with more images and time
+        compared |= {spec: spec for spec in shipped_weights()}
     columns: dict[str, dict[str, float]] = {}
-    for title, spec in {
-        "raw pixels": "pixels",
-        "untrained encoder": f"untrained:{out}",
-        "after Mean Shift training": str(out),
-    }.items():
+    for title, spec in {**compared, "after training": str(out)}.items():
         weights = load_weights(spec)
         context = EvaluationContext(
             replace(weights, name="pixels") if spec == "pixels" else weights,

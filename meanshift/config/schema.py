@@ -220,6 +220,8 @@ class Config:
                 "optim": dataclasses.asdict(Optim()),
             }
             overrides = {**method.defaults, **overrides, "method.name": method.name}
+        if overrides.get("encoder.weights") and "encoder.init" not in overrides:
+            groups["encoder"]["init"] = "random"  # given weights replace the recipe's start
         for path, value in overrides.items():
             _check_name(path, groups)
             group, _, field_name = path.partition(".")

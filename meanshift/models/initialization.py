@@ -275,8 +275,9 @@ def principal_filters(
     half = (count + 1) // 2
     values, vectors = _leading_components(covariance, min(half, size), generator)
     mean_value = covariance.diagonal(dim1=1, dim2=2).mean(1)[:, None]
-    scale = (values.clamp_min(0) + SHRINKAGE * mean_value).clamp_min(1e-12).rsqrt()
-    filters = vectors * scale[:, :, None]
+    variances = values.clamp_min(0) + SHRINKAGE * mean_value
+    variances = torch.where(mean_value > 1e-12, variances, 1.0)  # a constant input stays one
+    filters = vectors * variances.rsqrt()[:, :, None]
     if half > size:
         extra = torch.randn(groups, half - size, size, generator=generator).to(filters)
         filters = torch.cat([filters, extra * filters.std(dim=(1, 2), keepdim=True)], 1)

@@ -123,6 +123,11 @@ def load_weights(spec: Path | str) -> Weights:
     return _third_party_weights(spec, recognized, _file_output_dir(path, recognized.backbone))
 
 
+def shipped_weights() -> list[str]:
+    """The specs of all weights that are part of this package."""
+    return [f"meanshift:{file.stem}" for file in sorted(SHIPPED_DIR.glob("*.safetensors"))]
+
+
 def load_encoder(weights: Path | str) -> nn.Module:
     """Load the online backbone of a run or of any file of weights, in evaluation mode.
 
@@ -292,7 +297,10 @@ def _load_random(run: Path) -> Weights:
     with torch.random.fork_rng(devices=[]):  # as `training.session.build_method`
         torch.manual_seed(rng.derive_seed(config.train.seed, 0, rng.INITIAL))
         dim = getattr(config.method, "dim", 0)
-        encoder = Encoder(config.encoder, dim=dim, image_size=config.data.image_size).eval()
+        hidden = getattr(config.method, "hidden", 0)
+        encoder = Encoder(
+            config.encoder, dim=dim, hidden=hidden, image_size=config.data.image_size
+        ).eval()
     return Weights(
         spec=f"random:{run}",
         backbone=encoder.backbone,
@@ -310,15 +318,15 @@ def _load_random(run: Path) -> Weights:
 def _load_shipped(name: str, output_dir: Path) -> Weights:
     """Weights that are part of this package, compared with the checksum of their card."""
     path = SHIPPED_DIR / f"{name}.safetensors"
-    names = sorted(file.stem for file in SHIPPED_DIR.glob("*.safetensors"))
-    if name not in names:
-        there = f"there are {', '.join(names)}" if names else "there are none in this version"
-        raise ValueError(f"meanshift:{name}: no such weights in this package; {there}")
+    spec = f"meanshift:{name}"
+    specs = shipped_weights()
+    if spec not in specs:
+        there = f"there are {', '.join(specs)}" if specs else "there are none in this version"
+        raise ValueError(f"{spec}: no such weights in this package; {there}")
     card = json.loads(path.with_suffix(".json").read_text())
     if hashlib.sha256(path.read_bytes()).hexdigest() != card["sha256"]:
         raise ValueError(f"{path}: differs from the checksum of its card; install meanshift again")
     weights = _from_export(third_party.read_file(path), path)
-    spec = f"meanshift:{name}"
     return replace(weights, spec=spec, title=f"{spec}, {card['title']}", output_dir=output_dir)
 
 

@@ -186,8 +186,9 @@ def build_method(
         method = method_class(config.method).build(config.method, context)
     if start is not None and not encoders:
         raise ValueError(
-            f"encoder.init and encoder.weights: the method {config.method.name} has an encoder of "
-            f"its own, which they do not reach; leave them out"
+            f"encoder: the method {config.method.name} has an encoder of its own, which "
+            f"encoder.init and encoder.weights do not reach; type --encoder.init random, and leave "
+            f"encoder.weights empty"
         )
     return method
 

@@ -15,7 +15,8 @@ from meanshift.models import feature_cache
 from meanshift.transforms import eval
 
 TINY = (
-    "--data.image_size 16 --encoder.width 0.125 --train.batch_size 4 --method.bank_size 16 "
+    "--data.image_size 16 --encoder.name resnet18 --encoder.init random --encoder.width 0.125 "
+    "--train.batch_size 4 --method.bank_size 16 --method.dim 16 "
     "--train.device cpu --train.epochs 1 --optim.warmup_epochs 0 --data.workers 0 "
     "--train.snapshots 0"
 ).split()

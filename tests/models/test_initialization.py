@@ -107,6 +107,12 @@ def test_filters_are_white_components_with_both_signs(filters, values):
         assert np.abs(own).min(1).max() > 0
 
 
+def test_a_constant_input_does_not_make_huge_filters():
+    """As behind a residual branch that begins as zero."""
+    filters = principal_filters(torch.zeros(2, 9, 9), 4, generator())
+    torch.testing.assert_close(filters.norm(dim=2), torch.ones(2, 4))
+
+
 def test_large_matrices_have_the_same_leading_components(monkeypatch):
     spectrum = 0.9 ** torch.arange(300.0)
     basis = torch.linalg.qr(torch.randn(300, 300, generator=generator()))[0]

@@ -725,7 +725,8 @@ def run(tmp_path_factory):
     settings = {
         "data.source": str(root / "images.npy"), "data.image_size": 16, "data.workers": 0,
         "data.validation": "none", "encoder.name": "resnet10", "encoder.width": 0.125,
-        "encoder.stem": "small-stride2", "method.bank_size": 16, "train.batch_size": 8,
+        "encoder.stem": "small-stride2", "encoder.init": "random", "method.bank_size": 16,
+        "method.dim": 16, "method.hidden": 0, "train.batch_size": 8,
         "train.epochs": 2, "optim.warmup_epochs": 0, "train.snapshots": 2, "train.device": "cpu",
     }  # fmt: skip
     return pretrain(recipe("small").with_overrides(settings), root / "run")
@@ -1006,4 +1007,4 @@ def test_damaged_weights_of_the_package_are_refused(shipped):
 @pytest.mark.usefixtures("shipped")
 def test_an_unknown_name_lists_those_of_the_package():
     message = error_of("meanshift:large")
-    assert "meanshift:large: no such weights in this package; there are tiny" in message
+    assert "meanshift:large: no such weights in this package; there are meanshift:tiny" in message

@@ -248,6 +248,9 @@ def test_weights_that_cannot_be_a_start_are_refused(configure, tmp_path, spec, m
 
 
 def test_components_and_given_weights_exclude_each_other():
+    components = Config().with_overrides({"encoder.init": "pca"})
+    given = components.with_overrides({"encoder.weights": "a.pth"})  # wins over a recipe's start
+    assert given.encoder.init == "random"
     with pytest.raises(ValueError, match=r"type --encoder\.init random"):
         Config().with_overrides({"encoder.init": "pca", "encoder.weights": "a.pth"})
 

@@ -1,0 +1,91 @@
+"""What the recipe `demo` learns in a fixed number of CPU seconds: `make learn`.
+
+One epoch is timed first, and each run then has as many epochs as fit into the seconds: a program
+that becomes slower or learns worse ends below the floors, and the command fails. Every run takes
+one thread in float32; two runs at a time, each with a seed of its own.
+
+    python tools/learn.py --seconds 180 --seeds 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+FLOORS = {"20-NN": 54.0, "1-NN": 47.0}
+"""mean accuracies in % on the validation images that the recipe must reach"""
+
+Accuracies = dict[str, float]
+
+
+def train(epochs: int, seed: int) -> tuple[float, dict[str, Accuracies]]:
+    """Train the demo; return its CPU seconds and the accuracies of its starts and its end."""
+    import torch
+
+    from meanshift.config.recipes import recipe
+    from meanshift.evaluation import knn
+    from meanshift.evaluation.context import EvaluationContext
+    from meanshift.models.weights import load_weights, starts
+    from meanshift.training.loop import pretrain
+
+    torch.set_num_threads(1)
+    config = recipe("demo").with_overrides(
+        {"train.epochs": epochs, "train.seed": seed, "train.precision": "float32"}
+    )
+    with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("w") as nowhere:
+        sys.stdout = nowhere
+        sys.stderr = nowhere
+        begin = time.process_time()
+        pretrain(config, Path(folder))
+        seconds = time.process_time() - begin
+        sys.stdout = sys.__stdout__
+        sys.stderr = sys.__stderr__
+        specs = {**starts(Path(folder)), "trained": folder}
+        return seconds, {
+            title: knn.evaluate(
+                EvaluationContext(load_weights(spec), "sample", device="cpu")
+            ).metrics
+            for title, spec in specs.items()
+        }
+
+
+def seconds_per_epoch() -> float:
+    """The CPU seconds that one more epoch costs."""
+    return max(train(2, 0)[0] - train(1, 0)[0], 1e-3)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=180, help="CPU seconds per run [180]")
+    parser.add_argument("--seeds", type=int, default=3, help="number of runs [3]")
+    options = parser.parse_args()
+    epochs = max(1, int(options.seconds / seconds_per_epoch()))
+    print(f"{epochs} epochs fit into {options.seconds:.0f} CPU seconds", flush=True)
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        runs = [pool.submit(train, epochs, seed) for seed in range(options.seeds)]
+        results = [run.result() for run in runs]
+    failed = False
+    for title in results[0][1]:
+        for name, floor in FLOORS.items():
+            values = [accuracies[title][name] for _, accuracies in results]
+            mean = statistics.mean(values)
+            spread = statistics.stdev(values) if len(values) > 1 else 0.0
+            below = title == "trained" and mean < floor
+            failed |= below
+            verdict = f", BELOW the floor {floor}" if below else ""
+            print(f"{title}: {name} {mean:.1f} +- {spread:.1f}{verdict}")
+    print(f"CPU seconds: {', '.join(f'{seconds:.0f}' for seconds, _ in results)}")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
