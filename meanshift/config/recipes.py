@@ -97,14 +97,20 @@ def cifar10_r18() -> Config:
 
 
 def cifar10_cpu() -> Config:
-    """CIFAR-10 at 32x32 on a CPU: conv3 from its principal components, 40 epochs.
+    """CIFAR-10 at 32x32 on a CPU: conv7 from its principal components, 40 epochs.
 
     command: meanshift pretrain cifar10-cpu --data cifar10 --out runs/c10
     hardware: 2 CPU cores
     time: TODO
     result: TODO
     """
-    return _short(data=Data(source="cifar10", image_size=32), epochs=40, batch_size=256)
+    return _short(
+        data=Data(source="cifar10", image_size=32),
+        encoder="conv7",
+        bank_size=16_384,
+        epochs=40,
+        batch_size=128,
+    )
 
 
 def small() -> Config:
@@ -115,7 +121,7 @@ def small() -> Config:
     time: TODO
     result: TODO
     """
-    return _short(data=Data(image_size=64, workers=2), encoder="conv4", epochs=100, batch_size=64)
+    return _short(data=Data(image_size=64, workers=2), encoder="conv4", epochs=100)
 
 
 def demo() -> Config:
@@ -126,10 +132,17 @@ def demo() -> Config:
     time: TODO
     result: TODO
     """
-    return _short(data=Data(source="sample", image_size=32), epochs=18, batch_size=128)
+    return _short(data=Data(source="sample", image_size=32), epochs=18)
 
 
-def _short(*, data: Data, encoder: str = "conv3", epochs: int, batch_size: int) -> Config:
+def _short(
+    *,
+    data: Data,
+    encoder: str = "conv3",
+    bank_size: int = 4096,
+    epochs: int,
+    batch_size: int = 64,
+) -> Config:
     """What learns most in minutes on a CPU; the trials are in docs/experiments.md."""
     return Config(
         data=data,
@@ -138,16 +151,17 @@ def _short(*, data: Data, encoder: str = "conv3", epochs: int, batch_size: int) 
         method=MSF(
             dim=256,
             hidden=512,
-            bank_size=4096,
+            bank_size=bank_size,
+            k_schedule="linear",
             neighbor_weight=0.25,
             same_image="skip",
             search_filled_only=True,
             momentum=0.9,
-            momentum_batch=128,
+            momentum_batch=64,
             variance=1.0,
             covariance=0.04,
         ),
-        optim=Optim(name="adamw", lr=5e-4, schedule="step", heads_first=0.05, decay_norms=False),
+        optim=Optim(name="adamw", lr=1e-3, schedule="step", heads_first=0.05, decay_norms=False),
         train=Train(epochs=epochs, batch_size=batch_size),
     )
 

@@ -91,7 +91,7 @@ def test_it_is_trained_stopped_continued_and_evaluated(call, command, tmp_path, 
     code, _, err = call(*command, "--out", whole)
     assert code == 0, err
     assert "optim.weight_decay: 0.0005 (small: 0.0001)" in err
-    assert "views.blur: 0.25 (small: 0.5)" in err
+    assert "views.blur: 0.25 (small: 0.0)" in err
     config = json.loads((whole / "config.json").read_text())
     assert config["method"]["name"] == "simsiam" and config["method"]["hidden"] == 16
     assert config["views"]["blur"] == 0.25

@@ -421,7 +421,7 @@ def test_a_method_without_neighbors_has_a_page_with_its_own_metrics(tmp_path, ma
         directory.append("metrics.jsonl", {**line, "local_distance": step / 7, "fixed": 1.0})
     page = write_report([Run(tmp_path / "run")], tmp_path / "page.html")
     text = text_of(page)
-    assert "three-views, views global (weak), local (strong), resnet18" in text
+    assert "three-views, views global (weak), local (strong), conv4" in text
     curves = {curve["title"]: curve["main"] for curve in data_of(page)["curves"]}
     assert curves == {"Loss": True, "local distance": False}
     assert "method.k<" not in text and "method.dim<" in text
