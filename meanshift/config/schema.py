@@ -72,6 +72,9 @@ class Encoder:
     init: Literal["random", "pca"] = "random"
     """weights before training: random, or the principal components of each convolution's own
     input (ours, not the paper's)"""
+    output: Literal["plain", "whitened"] = "plain"
+    """`whitened`: a last linear layer, fitted without labels, that weakens the directions in which
+    the features of two views of an image differ (ours, not the paper's)"""
     weights: str = ""
     """start from given weights: a run, a file, torchvision:NAME:WEIGHTS or meanshift:NAME, with
     their own architecture"""

@@ -17,6 +17,7 @@ from meanshift.data import Source, Subset, evaluation_splits
 from meanshift.evaluation.result import Result, save_result
 from meanshift.models.feature_cache import cached_features
 from meanshift.models.features import extract_features
+from meanshift.models.fit_whitening import fit_view_whitening
 from meanshift.models.initialization import (
     STATISTICS_IMAGES,
     measure_batch_norm,
@@ -264,6 +265,16 @@ class EvaluationContext(EncoderContext):
             workers=self.workers,
         )
         measure_batch_norm(self.backbone, images)
+        config = self.weights.config
+        if config is not None:
+            fit_view_whitening(
+                self.backbone,
+                self.train_source,
+                config.views,
+                image_size=self.image_size,
+                seed=config.train.seed,
+                device=self.device,
+            )
 
 
 def _origin(source: Source) -> tuple[Source, Int[Tensor, " n"]]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from meanshift.data import Source, open_source
 from meanshift.models.feature_cache import cached_features
+from meanshift.models.view_whitening import without_whitening
 from meanshift.models.weights import Weights, fingerprint
 from meanshift.runtime import distributed
 from meanshift.runtime.device import pick_device, pick_precision
@@ -62,7 +63,7 @@ def embed(
     if projector:
         if weights.projector is None:
             raise ValueError(f"{weights.title}: has no projector; use the output of the backbone")
-        network = nn.Sequential(weights.backbone, weights.projector)
+        network = nn.Sequential(without_whitening(weights.backbone), weights.projector)
     torch_device = pick_device(device)
     splits = []
     for name, split in open_source(source, labels=labels).items():

@@ -14,6 +14,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from meanshift import config
 from meanshift.models.convnet import CONVNETS, ConvNet
+from meanshift.models.view_whitening import ViewWhitening, without_whitening
 
 _RESNETS: dict[str, tuple[type[BasicBlock | Bottleneck], list[int]]] = {
     "resnet10": (BasicBlock, [1, 1, 1, 1]),
@@ -49,7 +50,7 @@ class Encoder(nn.Module):
     def forward(
         self, images: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch dim"]:
-        embeddings: Tensor = self.projector(self.backbone(images))
+        embeddings: Tensor = self.projector(without_whitening(self.backbone)(images))
         return embeddings
 
 
@@ -98,6 +99,13 @@ def _layer_from_state(state: Mapping[str, Tensor]) -> nn.Module:
 
 def build_backbone(settings: config.Encoder, *, image_size: int = 224) -> tuple[nn.Module, int]:
     """Build an untrained backbone without its classifier; return it and its number of features."""
+    network, features = _build_network(settings, image_size)
+    if settings.output == "whitened":
+        return ViewWhitening(network, features), features
+    return network, features
+
+
+def _build_network(settings: config.Encoder, image_size: int) -> tuple[nn.Module, int]:
     if settings.name in _RESNETS:
         resnet = _ScaledResNet(settings)
         return resnet, resnet.features

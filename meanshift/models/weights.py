@@ -188,7 +188,8 @@ def load_given_weights(spec: str) -> tuple[Weights, settings.Encoder]:
 
 def has_start_file(config: Config) -> bool:
     """Whether a run keeps its starting weights in a file: its seed alone does not give them."""
-    return config.encoder.init != "random" or bool(config.encoder.weights)
+    encoder = config.encoder
+    return encoder.init != "random" or encoder.output != "plain" or bool(encoder.weights)
 
 
 def write_start(run_directory: RunDirectory, backbone: nn.Module, config: Config) -> None:
@@ -221,7 +222,9 @@ def starts(run: Path) -> dict[str, str]:
     """What a run should be compared with, as {title: spec}: random weights, and its own start."""
     config = RunDirectory.open(run).config
     titles = {"random start": f"random:{run}"}
-    return titles | ({start_title(config): f"untrained:{run}"} if has_start_file(config) else {})
+    if has_start_file(config):
+        titles.setdefault(start_title(config), f"untrained:{run}")
+    return titles
 
 
 def fingerprint(network: nn.Module) -> str:

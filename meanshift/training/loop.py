@@ -98,12 +98,15 @@ def observe(session: Session, epoch: int, *, evaluate: bool) -> None:
     distributed.broadcast(
         buffer for name, buffer in session.method.named_buffers() if not name.startswith(local)
     )
+    train_settings = session.config.train
+    snapshot_due = epoch in snapshot_epochs(train_settings.epochs, train_settings.snapshots)
+    if epoch > 0 and (evaluate or snapshot_due):
+        session.fit_output()
     if evaluate and session.monitor is not None:
         metrics = session.monitor(session.backbone)
         session.log("monitor", epoch, metrics)
         session.console.show(metrics)
-    train_settings = session.config.train
-    if epoch in snapshot_epochs(train_settings.epochs, train_settings.snapshots):
+    if snapshot_due:
         session.log("snapshot", epoch, take_snapshot(session, epoch))
 
 

@@ -19,7 +19,9 @@ from meanshift.data import Source, loader, train_and_validation
 from meanshift.data.bad_files import BadFiles
 from meanshift.methods import BuildContext, Method, method_class, view_specs
 from meanshift.models.encoder import Encoder, memory_format, strides_over_one_pixel
+from meanshift.models.fit_whitening import fit_view_whitening
 from meanshift.models.sync_batch_norm import convert_sync_batch_norm
+from meanshift.models.view_whitening import ViewWhitening
 from meanshift.models.weights import has_start_file
 from meanshift.runtime import checkpoint, distributed, rng
 from meanshift.runtime.device import pick_precision
@@ -78,6 +80,21 @@ class Session:
         }
         return machine | ({"compiled": True} if self.config.train.compile else {})
 
+    def fit_output(self) -> None:
+        """Fit the layer behind the backbone to the present weights, if there is one."""
+        with distributed.fail_together():
+            if distributed.rank() == 0:
+                fit_view_whitening(
+                    self.backbone,
+                    self.source,
+                    self.config.views,
+                    image_size=self.config.data.image_size,
+                    seed=self.config.train.seed,
+                    device=self.device,
+                )
+        if isinstance(self.backbone, ViewWhitening):
+            distributed.broadcast(iter([self.backbone.mean, self.backbone.matrix]))
+
     def batches(self) -> Generator[loader.Batch, None, None]:
         """The batches of the steps that are left."""
         return loader.batches(
@@ -130,6 +147,8 @@ def open_session(
         with distributed.fail_together():
             stack.enter_context(run_directory.lock())
         values, unreadable = _latest_checkpoint(session)
+        if values is None:
+            session.fit_output()
         with distributed.fail_together():
             if values is not None:
                 resume.load(run_directory, session.state, values)

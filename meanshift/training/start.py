@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from meanshift.config import Config
 from meanshift.data import Source
 from meanshift.models.initialization import initialize_from_images
+from meanshift.models.view_whitening import without_whitening
 from meanshift.models.weights import (
     Weights,
     fingerprint,
@@ -40,6 +41,7 @@ def resolve_weights(config: Config, run_directory: RunDirectory) -> tuple[Config
     if begun and run_directory.config.encoder.weights == spec:
         return replace(config, encoder=run_directory.config.encoder), None
     weights, encoder = load_given_weights(spec)
+    encoder = replace(encoder, output=config.encoder.output)
     return replace(config, encoder=encoder), weights
 
 
@@ -88,13 +90,14 @@ class Start:
             self.card = self._recorded_card()
             # Without its file a run continues too: the checkpoint replaces these weights.
             return read_start(stored) if stored.is_file() else backbone.state_dict()
-        if distributed.rank() == 0:
+        if self.config.encoder.init == "pca" and distributed.rank() == 0:
             self._from_images(backbone)
         return backbone.state_dict()
 
     def _from_weights(self, given: Weights, backbone: nn.Module) -> dict[str, Tensor]:
         try:
-            backbone.load_state_dict(given.backbone.state_dict())
+            network = without_whitening(given.backbone)
+            without_whitening(backbone).load_state_dict(network.state_dict())
         except RuntimeError:
             raise ValueError(
                 f"encoder.weights: {given.spec} was trained with images of {given.image_size} "

@@ -23,6 +23,7 @@ from meanshift.evaluation.detection.model import build_detector
 from meanshift.evaluation.detection.settings import DetectionSettings
 from meanshift.evaluation.detection.train import TrainingLog, train_detector
 from meanshift.evaluation.result import Result
+from meanshift.models.view_whitening import without_whitening
 from meanshift.ops.average_precision import Detections, GroundTruth, average_precision
 from meanshift.runtime import distributed, rng
 from meanshift.runtime.progress import progress
@@ -106,7 +107,7 @@ def run_trial(
 ) -> Trial:
     """Train a detector and compute its metrics."""
     detector = build_detector(
-        context.backbone,
+        without_whitening(context.backbone),
         len(train.classes),
         settings=settings,
         seed=seed,
