@@ -35,7 +35,7 @@ class ViewWhitening(nn.Module):
 
     @torch.no_grad()
     def fit(
-        self, features: Float[Tensor, "n features"], differences: Float[Tensor, "n features"]
+        self, features: Float[Tensor, "n features"], differences: Float[Tensor, "m features"]
     ) -> None:
         """Center by the mean of `features`, and whiten by the covariance of `differences`.
 

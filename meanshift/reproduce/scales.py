@@ -64,7 +64,7 @@ SCALES = {
     "smoke": Scale(
         "the shipped images at 16 pixels, one epoch of a tiny network: seconds per run, to test "
         "the program; its metrics mean nothing",
-        "demo",
+        "sample-resnet10",
         {
             **_PAPER_STEP,
             **_VALIDATION,

@@ -381,7 +381,8 @@ def test_activations_are_what_autograd_saves_without_the_weights_and_the_batch()
     target = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2))
     method = types.SimpleNamespace(
         parameters=online.parameters,
-        predict=lambda x: online(x).exp(),
+        embed=online,
+        predict=torch.exp,
         target=target,
         project=target,
     )

@@ -122,7 +122,7 @@ def test_load_encoder_gives_the_backbone_in_eval_mode(trained):
     backbone = load_encoder(trained)
     assert not any(module.training for module in backbone.modules())
     with torch.no_grad():
-        assert backbone(torch.zeros(3, 3, 16, 16)).shape == (3, 64)
+        assert backbone(torch.zeros(3, 3, 16, 16)).shape == (3, 256)
     newest = max((trained / "checkpoints").iterdir())
     saved = torch.load(newest, weights_only=True)["method"]
     for name, weights in backbone.state_dict().items():

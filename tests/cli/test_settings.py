@@ -18,7 +18,7 @@ def parse(*words):
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("command", ["demo", "pretrain"])
 def test_help_has_the_settings_of_the_method_that_is_named(call, command, name):
-    words = ["small"] if command == "pretrain" else []
+    words = ["small-resnet18"] if command == "pretrain" else []
     code, out, _ = call(command, *words, "--method.name", name, "--help")
     flat = " ".join(out.split())
     assert code == 0
@@ -34,7 +34,7 @@ def test_help_has_the_settings_of_the_method_that_is_named(call, command, name):
     assert not any(f"--{path} " in flat for path in others)
 
 
-@pytest.mark.parametrize("name", ["small", "imagenet-r50-byol-ws"])
+@pytest.mark.parametrize("name", ["small-resnet18", "imagenet-r50-byol-ws"])
 def test_help_has_the_values_of_the_recipe_that_is_named(call, name):
     _, out, _ = call("pretrain", name, "--help")
     flat = " ".join(out.split())
@@ -60,9 +60,9 @@ def test_the_recipe_is_found_wherever_it_is_typed(words):
 
 
 def test_a_value_that_is_the_name_of_a_recipe_is_not_the_recipe():
-    args = parse_arguments(["pretrain", "--out", "small", "--data", "demo", "cifar10-r18"])
+    args = parse_arguments(["pretrain", "--out", "small-resnet18", "--data", "demo", "cifar10-r18"])
     expected = recipe("cifar10-r18").with_overrides({"data.source": "demo"})
-    assert configure(args) == expected and str(args.out) == "small"
+    assert configure(args) == expected and str(args.out) == "small-resnet18"
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -72,34 +72,34 @@ def test_a_recipe_without_flags_is_the_recipe(name):
 
 
 def test_a_flag_without_a_value_sets_a_yes_or_no_setting():
-    assert parse("small", "--method.symmetric").method.symmetric is True
-    assert parse("small", "--method.whiten", "false").method.whiten is False
+    assert parse("small-resnet18", "--method.symmetric").method.symmetric is True
+    assert parse("small-resnet18", "--method.whiten", "false").method.whiten is False
 
 
 # Another method
 
 
 def test_another_method_brings_its_own_views_optimizer_and_schedule():
-    config = parse("small", "--method.name", "byol-asym", "--optim.warmup_epochs", "4")
+    config = parse("small-resnet18", "--method.name", "byol-asym", "--optim.warmup_epochs", "4")
     expected = Config().with_overrides(
         {"method.name": "byol-asym", "optim.warmup_epochs": 4, "data.image_size": 96}
     )
     assert config.method == expected.method
     assert (config.views, config.optim) == (expected.views, expected.optim)
     assert (config.data, config.encoder, config.train) == (
-        recipe("small").data,
-        recipe("small").encoder,
-        recipe("small").train,
+        recipe("small-resnet18").data,
+        recipe("small-resnet18").encoder,
+        recipe("small-resnet18").train,
     )
 
 
 def test_the_settings_that_another_method_changes_are_printed(capsys):
-    parse("small", "--method.name", "byol-asym", "--optim.warmup_epochs", "4")
+    parse("small-resnet18", "--method.name", "byol-asym", "--optim.warmup_epochs", "4")
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
         "the method byol-asym changes these settings:",
-        "  method.whiten: False (small: True)",
-        "  optim.schedule: epoch (small: step)",
+        "  method.whiten: False (small-resnet18: True)",
+        "  optim.schedule: epoch (small-resnet18: step)",
     ]
 
 
@@ -113,19 +113,19 @@ def test_changed_settings_of_every_group_are_printed(capsys, tmp_path):
         "        defaults = {'train.batch_size': 32, 'train.epochs': 7, 'data.image_size': 64}\n"
         "        name: str = 'mine'\n"
     )
-    parse("small", "--method.module", f"{tmp_path}/mine.py:Mine", "--train.epochs", "9")
+    parse("small-resnet18", "--method.module", f"{tmp_path}/mine.py:Mine", "--train.epochs", "9")
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
         f"the method mine of {tmp_path}/mine.py:Mine changes these settings:",
-        "  data.image_size: 64 (small: 96)",
-        "  optim.schedule: epoch (small: step)",
-        "  optim.warmup_epochs: 0 (small: 2)",
-        "  train.batch_size: 32 (small: 64)",
+        "  data.image_size: 64 (small-resnet18: 96)",
+        "  optim.schedule: epoch (small-resnet18: step)",
+        "  optim.warmup_epochs: 0 (small-resnet18: 2)",
+        "  train.batch_size: 32 (small-resnet18: 64)",
     ]
 
 
 def test_nothing_is_printed_if_the_method_stays(capsys):
-    parse("small", "--method.name", "msf", "--optim.schedule", "epoch")
+    parse("small-resnet18", "--method.name", "msf", "--optim.schedule", "epoch")
     assert capsys.readouterr().err == ""
 
 
@@ -171,8 +171,8 @@ def test_a_file_that_is_no_configuration_is_refused(call, tmp_path, contents, wo
 def test_a_recipe_and_a_file_together_are_refused(call, tmp_path):
     file = tmp_path / "run.json"
     file.write_text(recipe("demo").to_json())
-    code, _, err = call("pretrain", "small", "--config", file, "--out", tmp_path / "run")
-    assert code == 2 and "small" in err and str(file) in err and "need one of them" in err
+    code, _, err = call("pretrain", "small-resnet18", "--config", file, "--out", tmp_path / "run")
+    assert code == 2 and "small-resnet18" in err and str(file) in err and "need one of them" in err
 
 
 # Errors
@@ -181,32 +181,44 @@ def test_a_recipe_and_a_file_together_are_refused(call, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], ["need a recipe", "small", "--config"]),
-        (["smal"], ["'smal'", "small"]),
-        (["small", "--method.kk", "3"], ["method.kk", "did you mean method.k"]),
-        (["--method.kk", "3", "small"], ["method.kk", "did you mean method.k"]),
-        (["small", "--train.epoch=3"], ["train.epoch", "did you mean train.epochs"]),
-        (["small", "--method.name", "byol"], ["'byol'", "msf, byol-asym", "--method.module"]),
+        ([], ["need a recipe", "small-resnet18", "--config"]),
+        (["smal"], ["'smal'", "small-resnet18"]),
+        (["small-resnet18", "--method.kk", "3"], ["method.kk", "did you mean method.k"]),
+        (["--method.kk", "3", "small-resnet18"], ["method.kk", "did you mean method.k"]),
+        (["small-resnet18", "--train.epoch=3"], ["train.epoch", "did you mean train.epochs"]),
         (
-            ["small", "--method.name", "byol-asym", "--method.k", "3"],
+            ["small-resnet18", "--method.name", "byol"],
+            ["'byol'", "msf, byol-asym", "--method.module"],
+        ),
+        (
+            ["small-resnet18", "--method.name", "byol-asym", "--method.k", "3"],
             ["method.k", "byol-asym has no such setting", "msf"],
         ),
         (["imagenet-r50-byol-ss", "--method.k", "3"], ["method.k", "belongs to msf"]),
-        (["small", "--method.module", "none.py:Mine"], ["none.py", "cannot be imported"]),
-        (["small", "--method.module", "json:dumps"], ["json", "no class dumps"]),
-        (["small", "--method.module", "json:JSONDecoder"], ["JSONDecoder", "Settings"]),
-        (["small", "--data", "no/such/folder"], ["no/such/folder", "need a folder"]),
-        (["small", "--data", "sample", "--method.k", "3000"], ["method.k", "3000", "2048"]),
-        (["small", "--train.batch_size", "4096"], ["4096", "--train.batch_size"]),
-        (["small", "--method.k", "many"], ["method.k", "'many'", "whole number"]),
-        (["small", "--optim.lr", "-1"], ["optim.lr", "-1", "above 0"]),
+        (["small-resnet18", "--method.module", "none.py:Mine"], ["none.py", "cannot be imported"]),
+        (["small-resnet18", "--method.module", "json:dumps"], ["json", "no class dumps"]),
+        (["small-resnet18", "--method.module", "json:JSONDecoder"], ["JSONDecoder", "Settings"]),
+        (["small-resnet18", "--data", "no/such/folder"], ["no/such/folder", "need a folder"]),
         (
-            ["small", "--method.target_view", "medium"],
+            ["small-resnet18", "--data", "sample", "--method.k", "3000"],
+            ["method.k", "3000", "2048"],
+        ),
+        (["small-resnet18", "--train.batch_size", "4096"], ["4096", "--train.batch_size"]),
+        (["small-resnet18", "--method.k", "many"], ["method.k", "'many'", "whole number"]),
+        (["small-resnet18", "--optim.lr", "-1"], ["optim.lr", "-1", "above 0"]),
+        (
+            ["small-resnet18", "--method.target_view", "medium"],
             ["method.target_view", "'medium'", "weak, strong"],
         ),
-        (["small", "--encoder.name", "resnet81"], ["encoder.name", "resnet81", "resnet18"]),
-        (["small", "--train.device", "toaster"], ["train.device", "'toaster'"]),
-        (["small", "--train.precision", "float16", "--train.device", "cpu"], ["float16", "GPU"]),
+        (
+            ["small-resnet18", "--encoder.name", "resnet81"],
+            ["encoder.name", "resnet81", "resnet18"],
+        ),
+        (["small-resnet18", "--train.device", "toaster"], ["train.device", "'toaster'"]),
+        (
+            ["small-resnet18", "--train.precision", "float16", "--train.device", "cpu"],
+            ["float16", "GPU"],
+        ),
     ],
 )
 def test_a_mistake_is_one_clear_message(call, tmp_path, arguments, words):

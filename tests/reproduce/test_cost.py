@@ -22,7 +22,7 @@ from tests.support.reproductions import (
     run_command,
 )
 
-TINY = recipe("demo").with_overrides(
+TINY = recipe("sample-resnet10").with_overrides(
     {
         "data.image_size": 16,
         "encoder.width": 0.125,

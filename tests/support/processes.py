@@ -53,7 +53,7 @@ def pretrain_command(photos: Path, out: Path, **changed: object) -> list[str]:
     }
     settings |= {name.replace("__", "."): value for name, value in changed.items()}
     flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    return ["pretrain", "small", "--data", str(photos), "--out", str(out), *flags]
+    return ["pretrain", "small-resnet18", "--data", str(photos), "--out", str(out), *flags]
 
 
 def make_photos(root: Path) -> Path:
