@@ -31,7 +31,7 @@ def photos(tmp_path, make_images):
 @pytest.fixture
 def run(call, photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, _, err = call("pretrain", "small", "--data", photos, "--out", "run", *TINY)
+    code, _, err = call("pretrain", "small-resnet18", "--data", photos, "--out", "run", *TINY)
     assert code == 0, err
     return tmp_path / "run"
 
@@ -95,7 +95,7 @@ def test_a_run_is_compared_with_random_weights_and_with_its_own_start(
     call, photos, run, settings, expected
 ):
     code, _, err = call(
-        "pretrain", "small", "--data", photos, "--out", "other", *TINY, *settings.split()
+        "pretrain", "small-resnet18", "--data", photos, "--out", "other", *TINY, *settings.split()
     )
     assert code == 0, err
     code, out, err = call("evaluate", "knn", "other", "--compare", "untrained:", "pixels")

@@ -729,7 +729,7 @@ def run(tmp_path_factory):
         "method.dim": 16, "method.hidden": 0, "train.batch_size": 8,
         "train.epochs": 2, "optim.warmup_epochs": 0, "train.snapshots": 2, "train.device": "cpu",
     }  # fmt: skip
-    return pretrain(recipe("small").with_overrides(settings), root / "run")
+    return pretrain(recipe("small-resnet18").with_overrides(settings), root / "run")
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def configure(source):
             "optim.warmup_epochs": 0, "train.snapshots": 0, "train.device": "cpu",
         }  # fmt: skip
         changed = {name.replace("__", "."): value for name, value in changed.items()}
-        return recipe("small").with_overrides(settings | changed)
+        return recipe("small-resnet18").with_overrides(settings | changed)
 
     return of
 
