@@ -10,12 +10,13 @@ one thread in float32; two runs at a time, each with a seed of its own.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import statistics
-import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -41,14 +42,11 @@ def train(epochs: int, seed: int) -> tuple[float, dict[str, Accuracies]]:
     config = recipe("demo").with_overrides(
         {"train.epochs": epochs, "train.seed": seed, "train.precision": "float32"}
     )
-    with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("w") as nowhere:
-        sys.stdout = nowhere
-        sys.stderr = nowhere
+    with tempfile.TemporaryDirectory() as folder:
         begin = time.process_time()
-        pretrain(config, Path(folder))
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            pretrain(config, Path(folder))
         seconds = time.process_time() - begin
-        sys.stdout = sys.__stdout__
-        sys.stderr = sys.__stderr__
         specs = {**starts(Path(folder)), "trained": folder}
         return seconds, {
             title: knn.evaluate(

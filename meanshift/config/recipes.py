@@ -118,8 +118,10 @@ def small() -> Config:
 
     command: meanshift pretrain small --data FOLDER --out runs/mine
     hardware: 2 CPU cores
-    time: not measured on idle cores
-    result: not measured on its validation images yet (docs/experiments.md)
+    time: 2 minutes for 600 photographs and 12 epochs on one busy core with bfloat16; its 100 epochs
+      were not run here
+    result: 600 photographs, 12 epochs, one seed: 20-NN 55.0, 1-NN 44.0 (PCA start 54.0 and 41.0,
+      random start 40.0 and 32.0, raw pixels 31.5 and 22.5)
     """
     return _short(data=Data(image_size=64, workers=2), encoder="conv4", epochs=100)
 

@@ -11,6 +11,8 @@ from meanshift.models.encoder import Encoder, build_backbone
 from meanshift.models.fit_whitening import fit_view_whitening
 from meanshift.models.view_whitening import SHRINKAGE, ViewWhitening, without_whitening
 from meanshift.models.weights import load_weights
+from meanshift.transforms.augment import MultiViewTransform
+from meanshift.transforms.replay import replay_views
 
 SETTINGS = config.Encoder(name="conv3", width=0.125, init="pca", output="whitened")
 
@@ -36,17 +38,23 @@ def test_before_the_fit_nothing_changes() -> None:
     assert torch.equal(ViewWhitening(nn.Identity(), 4)(features), features)
 
 
-def test_the_same_images_give_the_same_layer() -> None:
+def test_the_layer_is_fitted_to_a_weak_and_a_strong_view_of_each_image() -> None:
     torch.manual_seed(0)
     backbone, features = build_backbone(SETTINGS)
+    backbone.eval()
     source = open_source("sample")["train"].subset(torch.arange(300))
+    specs = (Views().spec("a", "weak", index=0), Views().spec("b", "strong", index=1))
+    chosen = torch.arange(300)
+    views = replay_views(source, chosen, MultiViewTransform(specs, 0, 32), epoch=0).views
+    with torch.no_grad():
+        weak, strong = (backbone(view) for view in views)
+    expected = ViewWhitening(nn.Identity(), features)
+    expected.fit(weak, weak - strong)
     fit_view_whitening(backbone, source, Views(), image_size=32, seed=0, device=torch.device("cpu"))
-    assert isinstance(backbone, ViewWhitening)
-    assert backbone.matrix.shape == (features, features)
-    assert not torch.equal(backbone.matrix, torch.eye(features))
-    before = backbone.matrix.clone()
+    torch.testing.assert_close(backbone.matrix, expected.matrix, rtol=1e-3, atol=1e-4)
+    fitted = backbone.matrix.clone()
     fit_view_whitening(backbone, source, Views(), image_size=32, seed=0, device=torch.device("cpu"))
-    assert torch.equal(backbone.matrix, before)
+    assert torch.equal(backbone.matrix, fitted)
 
 
 def test_the_projector_takes_the_features_without_it() -> None:
