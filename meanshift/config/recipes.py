@@ -132,8 +132,8 @@ def demo() -> Config:
     command: meanshift demo
     hardware: 2 CPU cores
     time: 3 minutes 14 seconds with evaluation and report, without bfloat16
-    result: 20-NN 61.8, 1-NN 55.3, one seed (PCA start 57.9 and 50.2, random start 51.1 and 42.9, raw
-      pixels 39.3 and 33.7)
+    result: 20-NN 61.8, 1-NN 55.3, one seed (PCA start 57.9 and 50.2, random start 51.1 and 42.9,
+      raw pixels 39.3 and 33.7)
     """
     return _short(data=Data(source="sample", image_size=32), epochs=18)
 
