@@ -44,18 +44,20 @@ def typed_settings(args: argparse.Namespace) -> dict[str, str]:
 def configure(args: argparse.Namespace) -> Config:
     """The configuration of `pretrain` and `demo`: a recipe or a file, changed by the flags.
 
-    Another method brings its own views, optimizer and schedule: these changes are printed.
+    Another method brings its own views, optimizer and schedule, and given weights need a lower
+    learning rate: these changes are printed.
     """
     base = load_base_config(args.recipe, args.config)
     typed = typed_settings(args)
     if getattr(args, "data", None) is not None:
         typed["data.source"] = args.data
     config = base.with_overrides(typed)
-    changes = {} if _same_method(base, config) else _method_changes(base, config, typed)
+    changes = _implied_changes(base, config, typed)
     if changes:
         name = args.recipe or args.config
         lines = [f"  {path}: {new} ({name}: {old})" for path, (old, new) in changes.items()]
-        print_status("\n".join([f"{_describe_method(config)} changes these settings:", *lines]))
+        cause = "encoder.weights" if _same_method(base, config) else _describe_method(config)
+        print_status("\n".join([f"{cause} changes these settings:", *lines]))
     return config
 
 
@@ -122,10 +124,10 @@ def _same_method(one: Config, other: Config) -> bool:
     return (one.method.name, one.method.module) == (other.method.name, other.method.module)
 
 
-def _method_changes(
+def _implied_changes(
     base: Config, config: Config, typed: dict[str, str]
 ) -> dict[str, tuple[str, str]]:
-    """The settings that another method changed by itself: those that both have, and none typed."""
+    """The settings that changed by themselves: those that both have, and none that was typed."""
     not_printed = {*typed, "method.name", "method.module"}
     return {
         path: (setting_text(old), setting_text(new))

@@ -77,7 +77,10 @@ class Encoder:
     the features of two views of an image differ (ours, not the paper's)"""
     weights: str = ""
     """start from given weights: a run, a file, torchvision:NAME:WEIGHTS or meanshift:NAME, with
-    their own architecture"""
+    their own architecture; lowers `optim.lr` and sets `optim.heads_first` and `batch_norm`"""
+    batch_norm: Literal["batch", "fixed"] = "batch"
+    """`fixed`: the backbone's batch norm keeps the statistics that it starts with, in both
+    encoders; training on few images then does not spoil given weights"""
 
     def __post_init__(self) -> None:
         need(0 < self.width <= 4, "encoder.width", self.width, "above 0 and at most 4")
@@ -212,7 +215,8 @@ class Config:
 
         Another `method.name` (or `method.module`) replaces the settings of method, views and
         optimizer by those that the method declares (`MethodSettings.defaults`, which may also name
-        settings of other groups); other overrides win.
+        settings of other groups); `encoder.weights` lowers the learning rate and keeps the
+        statistics of batch norm. Other overrides win.
         """
         groups = self.to_dict()
         method = self._other_method(overrides)
@@ -223,8 +227,8 @@ class Config:
                 "optim": dataclasses.asdict(Optim()),
             }
             overrides = {**method.defaults, **overrides, "method.name": method.name}
-        if overrides.get("encoder.weights") and "encoder.init" not in overrides:
-            groups["encoder"]["init"] = "random"  # given weights replace the recipe's start
+        if overrides.get("encoder.weights") and not self.encoder.weights:
+            _keep_given_weights(groups)
         for path, value in overrides.items():
             _check_name(path, groups)
             group, _, field_name = path.partition(".")
@@ -281,6 +285,16 @@ class Config:
             action = "install a newer meanshift" if newer else "train it again with this version"
             raise ValueError(f"has format {version}, this version reads {FORMAT}; {action}")
         return Config.from_dict(groups)
+
+
+def _keep_given_weights(groups: dict[str, dict[str, Any]]) -> None:
+    """Change the settings of a run that starts from its own weights to those for given ones.
+
+    They gain over ImageNet weights where the weights of the recipes lose (docs/experiments.md).
+    """
+    optim = groups["optim"]
+    groups["encoder"] |= {"init": "random", "batch_norm": "fixed"}
+    groups["optim"] |= {"lr": 0.3 * optim["lr"], "heads_first": max(0.3, optim["heads_first"])}
 
 
 RESUME_SAFE = frozenset(

@@ -43,6 +43,7 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         self.backbone, self.features = build_backbone(settings, image_size=image_size)
+        self.fixed_batch_norm = settings.batch_norm == "fixed"
         self.dim = dim or self.features // 4
         self.hidden = hidden or 2 * self.features
         self.projector = mlp(self.features, self.hidden, self.dim)
@@ -52,6 +53,14 @@ class Encoder(nn.Module):
     ) -> Float[Tensor, "batch dim"]:
         embeddings: Tensor = self.projector(without_whitening(self.backbone)(images))
         return embeddings
+
+    def train(self, mode: bool = True) -> Encoder:
+        super().train(mode)
+        if self.fixed_batch_norm:
+            for module in self.backbone.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.eval()
+        return self
 
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
@@ -189,13 +198,17 @@ def scaled(channels: int, width: float) -> int:
 
 
 def _remove_classifier(backbone: nn.Module, name: str) -> int:
-    """Replace the last linear layer by the identity; return the number of its inputs."""
+    """Replace the last linear layer and its dropout by the identity; return its inputs' number."""
     linears = [(path, m) for path, m in backbone.named_modules() if isinstance(m, nn.Linear)]
     if not linears:
         raise ValueError(f"encoder.name: {name} does not end in a linear layer; try resnet50")
     path, last = linears[-1]
     parent, _, child = path.rpartition(".")
-    setattr(backbone.get_submodule(parent), child, nn.Identity())
+    classifier = backbone.get_submodule(parent)
+    setattr(classifier, child, nn.Identity())
+    before = str(int(child) - 1) if child.isdecimal() else "dropout"
+    if isinstance(getattr(classifier, before, None), nn.Dropout):
+        setattr(classifier, before, nn.Identity())
     return last.in_features
 
 

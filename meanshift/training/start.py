@@ -41,7 +41,8 @@ def resolve_weights(config: Config, run_directory: RunDirectory) -> tuple[Config
     if begun and run_directory.config.encoder.weights == spec:
         return replace(config, encoder=run_directory.config.encoder), None
     weights, encoder = load_given_weights(spec)
-    encoder = replace(encoder, output=config.encoder.output)
+    ours = config.encoder
+    encoder = replace(encoder, output=ours.output, batch_norm=ours.batch_norm)
     return replace(config, encoder=encoder), weights
 
 

@@ -93,6 +93,19 @@ def test_another_method_brings_its_own_views_optimizer_and_schedule():
     )
 
 
+def test_the_settings_that_given_weights_change_are_printed(capsys):
+    config = parse("small", "--encoder.weights", "a.pth", "--optim.heads_first", "0.1")
+    assert capsys.readouterr().err.splitlines() == [
+        "encoder.weights changes these settings:",
+        "  encoder.init: random (small: pca)",
+        "  encoder.batch_norm: fixed (small: batch)",
+        "  optim.lr: 0.0003 (small: 0.001)",
+    ]
+    assert config.optim.heads_first == 0.1
+    parse("small", "--method.k", "3")
+    assert not capsys.readouterr().err
+
+
 def test_the_settings_that_another_method_changes_are_printed(capsys):
     parse("small-resnet18", "--method.name", "byol-asym", "--optim.warmup_epochs", "4")
     lines = capsys.readouterr().err.splitlines()

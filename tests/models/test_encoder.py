@@ -168,6 +168,24 @@ def test_torchvision_backbones_are_accepted(name, features):
     assert encoder(meta_images(224)).shape == (2, features // 4)
 
 
+@pytest.mark.parametrize("name", ["mobilenet_v2", "vgg11", "googlenet", "efficientnet_b0"])
+def test_the_features_have_no_dropout_of_the_classifier(name):
+    """It would be the last layer of the features."""
+    backbone, _ = build_backbone(config.Encoder(name=name))
+    drops = [path for path, m in backbone.named_modules() if isinstance(m, nn.Dropout)]
+    assert drops == (["classifier.2"] if name == "vgg11" else [])  # between its hidden layers
+
+
+def test_fixed_batch_norm_is_in_eval_mode_whatever_the_mode_of_the_encoder():
+    encoder = Encoder(config.Encoder(name="resnet10", width=0.125, batch_norm="fixed"))
+    for mode in (True, False):
+        encoder.train(mode)
+        norms = [m for m in encoder.backbone.modules() if isinstance(m, nn.BatchNorm2d)]
+        assert norms and not any(norm.training for norm in norms)
+        assert encoder.projector[1].training == mode
+        assert encoder.backbone.conv1.training == mode
+
+
 def test_a_vision_transformer_is_built_for_the_size_of_the_views():
     encoder = meta_encoder("vit_b_16", image_size=64)
     assert encoder(meta_images(64)).shape == (2, 192)

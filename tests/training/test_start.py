@@ -20,7 +20,7 @@ from meanshift.models.weights import (
 from meanshift.runtime import checkpoint
 from meanshift.runtime.run_directory import RunDirectory
 from meanshift.training import start as start_module
-from meanshift.training.loop import pretrain
+from meanshift.training.loop import pretrain, train
 from meanshift.training.session import build_method, open_session
 from meanshift.training.start import Start
 from tests.support.exact import assert_same
@@ -182,7 +182,7 @@ def test_a_run_starts_from_weights_of_ours_with_their_architecture(
         assert_same(session.backbone.state_dict(), state(origin))
         assert_same(session.method.target.backbone.state_dict(), state(origin))
         assert all(parameter.requires_grad for parameter in session.backbone.parameters())
-        assert all(module.training for module in session.backbone.modules())
+        assert session.config.encoder.batch_norm == "fixed"
     shutil.rmtree(origin)
     assert_same(state(f"untrained:{run}"), state(run / "start.safetensors"))
     card = recorded(run)
@@ -245,6 +245,40 @@ def test_weights_that_cannot_be_a_start_are_refused(configure, tmp_path, spec, m
     with pytest.raises(ValueError, match=message):
         pretrain(configure(encoder__weights=spec), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_given_weights_keep_their_batch_norm_statistics_in_both_encoders(
+    configure, origin, tmp_path
+):
+    """The statistics do not move, the weights do; `batch` moves both."""
+
+    def trained(batch_norm):
+        config = configure(encoder__weights=str(origin), encoder__batch_norm=batch_norm)
+        with open_session(config, tmp_path / batch_norm, CPU) as session:
+            train(session)
+        return [encoder.backbone.state_dict() for encoder in session.method.encoders()]
+
+    given = state(origin)
+    moving = [name for name in given if "running" in name]
+    weights = [name for name in given if name.endswith(("conv1.weight", "bn1.bias"))]
+    assert moving and weights
+    for batch_norm, fixed in (("fixed", True), ("batch", False)):
+        for backbone in trained(batch_norm):
+            assert all(torch.equal(backbone[name], given[name]) == fixed for name in moving)
+            assert not any(torch.equal(backbone[name], given[name]) for name in weights)
+
+
+def test_given_weights_lower_the_learning_rate_unless_it_is_typed():
+    base = Config().with_overrides({"optim.lr": 0.1})
+    given = base.with_overrides({"encoder.weights": "a.pth"})
+    assert (given.optim.lr, given.optim.heads_first) == (pytest.approx(0.03), 0.3)
+    again = given.with_overrides({"encoder.weights": "b.pth"})
+    assert again.optim == given.optim  # it is lowered once
+    typed = {"encoder.weights": "a.pth", "optim.lr": 0.2, "optim.heads_first": 0}
+    typed |= {"encoder.batch_norm": "batch"}
+    config = base.with_overrides(typed)
+    assert (config.optim.lr, config.optim.heads_first) == (0.2, 0)
+    assert config.encoder.batch_norm == "batch"
 
 
 def test_components_and_given_weights_exclude_each_other():
