@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms as T
 
 from meanshift.config import Views
-from meanshift.models.encoder import mlp
+from meanshift.models.heads import mlp
 from meanshift.ops.image import MEAN, STD
 
 Transform = Callable[[Image.Image], Tensor]

@@ -226,7 +226,9 @@ class Config:
                 "views": dataclasses.asdict(Views()),
                 "optim": dataclasses.asdict(Optim()),
             }
-            overrides = {**method.defaults, **overrides, "method.name": method.name}
+            size = int(overrides.get("data.image_size", self.data.image_size))
+            small = method.small_defaults if size <= 64 else {}
+            overrides = {**method.defaults, **small, **overrides, "method.name": method.name}
         if overrides.get("encoder.weights") and not self.encoder.weights:
             _keep_given_weights(groups)
         for path, value in overrides.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from meanshift.config import Config, MethodSettings, ViewSpec
@@ -20,13 +21,18 @@ __all__ = [
     "view_specs",
 ]
 
-_CLASSES: dict[str, type[Method]] = {"msf": MeanShift, "byol-asym": MeanShift}
+_CLASSES = {
+    "msf": "msf:MeanShift",
+    "byol-asym": "msf:MeanShift",
+}
 
 
 def method_class(settings: MethodSettings) -> type[Method]:
     """The class that implements a method of this program, or one from outside."""
     if not settings.module:
-        return _CLASSES[settings.name]
+        module, _, name = _CLASSES[settings.name].partition(":")
+        chosen: type[Method] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+        return chosen
     found: Any = load_class(settings.module)
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ValueError(

@@ -77,7 +77,7 @@ class BuildContext:
 
     encoder: Callable[..., Encoder]
     """`encoder(dim=0, hidden=0)`: a backbone with a projector to `dim` values, from the run's
-    settings"""
+    settings; `encoder(projector=build)` with the projector `build(features)`"""
     dataset_size: int = 0
     classes: int = 0
     batch_size: int = 0

@@ -26,7 +26,7 @@ from meanshift.methods.neighbor_weight import mean_neighbor
 from meanshift.methods.purity import neighbor_metrics, purity_of_views
 from meanshift.methods.schedules import stepwise
 from meanshift.methods.whitening import Whitening, agreement
-from meanshift.models.encoder import mlp
+from meanshift.models.heads import mlp
 
 Neighbors = tuple[Float[Tensor, "batch k dim"], Tensor | None, Tensor | None]  # rows, ids, labels
 

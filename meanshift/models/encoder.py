@@ -1,8 +1,8 @@
-"""Backbones with stems for ImageNet and for small images, and the heads of the paper."""
+"""Backbones with stems for ImageNet and for small images, and the encoder of the paper."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from meanshift import config
 from meanshift.models.convnet import CONVNETS, ConvNet
+from meanshift.models.heads import mlp
 from meanshift.models.view_whitening import ViewWhitening, without_whitening
 
 _RESNETS: dict[str, tuple[type[BasicBlock | Bottleneck], list[int]]] = {
@@ -30,7 +31,8 @@ class Encoder(nn.Module):
     """A backbone and its projector: maps images to embeddings of `dim` values.
 
     The heads follow the authors' rule: hidden layers have twice as many values as the features,
-    embeddings have a quarter (`hidden=0`, `dim=0`).
+    embeddings have a quarter (`hidden=0`, `dim=0`). Another projector is built by `projector` from
+    the number of features.
     """
 
     def __init__(
@@ -40,13 +42,15 @@ class Encoder(nn.Module):
         dim: int = 0,
         hidden: int = 0,
         image_size: int = 224,
+        projector: Callable[[int], nn.Module] | None = None,
     ) -> None:
         super().__init__()
         self.backbone, self.features = build_backbone(settings, image_size=image_size)
         self.fixed_batch_norm = settings.batch_norm == "fixed"
         self.dim = dim or self.features // 4
         self.hidden = hidden or 2 * self.features
-        self.projector = mlp(self.features, self.hidden, self.dim)
+        build = projector or (lambda features: mlp(features, self.hidden, self.dim))
+        self.projector = build(self.features)
 
     def forward(
         self, images: Float[Tensor, "batch channels height width"]
@@ -61,49 +65,6 @@ class Encoder(nn.Module):
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.eval()
         return self
-
-
-def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    """Build a projector or predictor: linear layer, batch norm, ReLU, linear layer."""
-    return nn.Sequential(
-        nn.Linear(inputs, hidden),
-        nn.BatchNorm1d(hidden),
-        nn.ReLU(inplace=True),
-        nn.Linear(hidden, outputs),
-    )
-
-
-def mlp_from_state(state: Mapping[str, Tensor]) -> nn.Sequential | None:
-    """Rebuild a head of linear layers, batch norms and ReLUs from its state dict.
-
-    Layers without a state are ReLUs. The result is None if the state is not that of such a head.
-    """
-    layers: dict[str, dict[str, Tensor]] = {}
-    for key, value in state.items():
-        index, _, name = key.partition(".")
-        layers.setdefault(index, {})[name] = value
-    first = state.get("0.weight")
-    if first is None or first.ndim != 2 or not all(index.isdecimal() for index in layers):
-        return None
-    count = 1 + max(map(int, layers))
-    head = nn.Sequential(*(_layer_from_state(layers.get(str(i), {})) for i in range(count)))
-    try:
-        head.load_state_dict(state)
-        head.eval()(torch.zeros(1, first.shape[1]))
-    except (RuntimeError, ValueError):  # other layers, or widths that do not fit each other
-        return None
-    return head.train()
-
-
-def _layer_from_state(state: Mapping[str, Tensor]) -> nn.Module:
-    if not state:
-        return nn.ReLU(inplace=True)
-    if "running_mean" in state:
-        return nn.BatchNorm1d(len(state["running_mean"]), affine="weight" in state)
-    weight = state.get("weight", torch.empty(0))
-    if weight.ndim != 2:
-        return nn.Identity()  # does not accept the state
-    return nn.Linear(weight.shape[1], weight.shape[0], bias="bias" in state)
 
 
 def build_backbone(settings: config.Encoder, *, image_size: int = 224) -> tuple[nn.Module, int]:

@@ -19,7 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torchvision import models
 
 from meanshift import config
-from meanshift.models.encoder import build_backbone, mlp_from_state, resnet_from_shapes
+from meanshift.models.encoder import build_backbone, resnet_from_shapes
+from meanshift.models.heads import mlp_from_state
 
 # What a checkpoint may contain besides tensors and plain values: the options of the program that
 # wrote it, and numpy scalars. Neither can execute code.

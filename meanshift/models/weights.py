@@ -23,7 +23,8 @@ from torch.nn import functional as F
 from meanshift import config as settings
 from meanshift.config import Config, MethodSettings
 from meanshift.models import third_party
-from meanshift.models.encoder import Encoder, build_backbone, mlp_from_state
+from meanshift.models.encoder import Encoder, build_backbone
+from meanshift.models.heads import mlp_from_state
 from meanshift.runtime import checkpoint, rng
 from meanshift.runtime.files import atomic_writer
 from meanshift.runtime.run_directory import RunDirectory

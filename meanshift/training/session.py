@@ -184,11 +184,11 @@ def build_method(
     seed = rng.derive_seed(config.train.seed, 0, rng.INITIAL)
     encoders = 0
 
-    def encoder(*, dim: int = 0, hidden: int = 0) -> Encoder:
+    def encoder(**heads: Any) -> Encoder:
         nonlocal encoders
         encoders += 1
         torch.manual_seed(seed)  # the same weights whatever a method builds before: `untrained:RUN`
-        built = Encoder(config.encoder, dim=dim, hidden=hidden, image_size=config.data.image_size)
+        built = Encoder(config.encoder, image_size=config.data.image_size, **heads)
         if start is not None:
             start(built.backbone)
         return built

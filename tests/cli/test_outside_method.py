@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from meanshift.config import MethodSettings
 from meanshift.methods import Method, StepOutput
-from meanshift.models.encoder import mlp
+from meanshift.models.heads import mlp
 
 
 class SimSiam(Method):

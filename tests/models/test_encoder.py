@@ -11,11 +11,10 @@ from meanshift.models.encoder import (
     Encoder,
     build_backbone,
     memory_format,
-    mlp,
-    mlp_from_state,
     resnet_from_shapes,
     strides_over_one_pixel,
 )
+from meanshift.models.heads import mlp, mlp_from_state
 
 RESNETS = ["resnet18", "resnet34", "resnet50", "resnet101"]
 

@@ -1,0 +1,40 @@
+"""What the settings of all methods share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from meanshift.config.parsing import need
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodSettings:
+    """The settings that every method has."""
+
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """settings that the method's paper uses, by dotted name: of views and optimizer where they
+    differ from the defaults of `Views` and `Optim`, of other groups where they differ from what a
+    recipe has"""
+    small_defaults: ClassVar[Mapping[str, Any]] = {}
+    """what differs from `defaults` for views of at most 64 pixels: the method's small-scale recipe,
+    also settings of the method itself"""
+    resume_safe: ClassVar[frozenset[str]] = frozenset()
+    """the method's own settings that may change when a run is continued, without `method.`"""
+
+    name: str = ""
+    """name of the method"""
+    module: str = ""
+    """a method that is not part of this program: FILE.py:CLASS or PACKAGE.MODULE:CLASS"""
+    dim: int = 0
+    """size of the embedding; 0 is the MSF authors' rule, a quarter of the backbone's features"""
+    hidden: int = 0
+    """size of the heads' hidden layer; 0 is the authors' rule, twice the backbone's features"""
+
+    def __post_init__(self) -> None:
+        need(self.dim >= 0, "method.dim", self.dim, "0 or more")
+        need(self.hidden >= 0, "method.hidden", self.hidden, "0 or more")
+
+    def check(self, *, batch_size: int) -> None:
+        """Raise ValueError where the settings do not fit the batch size."""
