@@ -68,6 +68,22 @@ def _split(
     return [part for part in parts if part["params"]]
 
 
+def trained_second(settings: Optim, method: Method) -> list[nn.Parameter]:
+    """The parameters of the backbone, if only the heads are trained first."""
+    if not settings.heads_first:
+        return []
+    trained = [p for p in method.parameters() if p.requires_grad]
+    backbone = getattr(method.online, "backbone", None)
+    found = [] if backbone is None else [p for p in backbone.parameters() if p.requires_grad]
+    if backbone is None or len(found) == len(trained):
+        lacks = "no online.backbone" if backbone is None else "no trained heads beside its backbone"
+        raise ValueError(
+            f"optim.heads_first: got {settings.heads_first:g}, but the method has {lacks}; "
+            f"need --optim.heads_first 0"
+        )
+    return found
+
+
 @dataclass(frozen=True)
 class Schedule:
     """What depends on the step: the learning rate, and when something happens."""

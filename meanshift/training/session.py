@@ -28,7 +28,7 @@ from meanshift.runtime.device import pick_precision
 from meanshift.runtime.run_directory import RunDirectory
 from meanshift.training import resume
 from meanshift.training.console import Console
-from meanshift.training.optim import Schedule, build_optimizer
+from meanshift.training.optim import Schedule, build_optimizer, trained_second
 from meanshift.training.resume import TrainState
 from meanshift.training.start import Start, resolve_weights
 from meanshift.training.trackers import Trackers
@@ -55,6 +55,8 @@ class Session:
     transform: MultiViewTransform
     state: TrainState
     start: Start
+    trained_second: list[nn.Parameter]
+    """parameters that are not trained while the heads are (`optim.heads_first`)"""
     monitor: Monitor | None
     console: Console
     trackers: Trackers
@@ -250,6 +252,7 @@ def _prepare(
         transform=transform,
         state=state,
         start=start,
+        trained_second=trained_second(config.optim, method),
         monitor=make_monitor(config, source, validation) if make_monitor else None,
         console=Console(schedule, train.batch_size, shown=run_directory.writes),
         trackers=Trackers(config, run_directory),

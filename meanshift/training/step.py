@@ -39,7 +39,6 @@ class TrainStep:
         if session.config.train.compile:
             for encoder in session.method.encoders():
                 encoder.compile()
-        self.backbone = _trained_backbone(session)
         self.heads_only: bool | None = None
         self._begin_phase(session.state.step)
 
@@ -71,7 +70,7 @@ class TrainStep:
         if heads_only == self.heads_only:
             return
         self.heads_only = heads_only
-        for parameter in self.backbone:
+        for parameter in self.session.trained_second:
             parameter.requires_grad_(not heads_only)
         # First without a wrapper: the hooks of the old one end with it.
         self.module: nn.Module = _StepModule(self.session.method)
@@ -130,20 +129,3 @@ class TrainStep:
         )
         output: StepOutput = module(Batch(views, torch.arange(2, device=session.device)))
         return output.loss
-
-
-def _trained_backbone(session: Session) -> list[nn.Parameter]:
-    """The parameters of the online backbone that are trained, but not in the first phase."""
-    heads_first = session.config.optim.heads_first
-    if not heads_first:
-        return []
-    trained = [p for p in session.method.parameters() if p.requires_grad]
-    backbone = getattr(session.method.online, "backbone", None)
-    found = [] if backbone is None else [p for p in backbone.parameters() if p.requires_grad]
-    if backbone is None or len(found) == len(trained):
-        lacks = "no online.backbone" if backbone is None else "no trained heads beside its backbone"
-        raise ValueError(
-            f"optim.heads_first: got {heads_first:g}, but the method "
-            f"{session.config.method.name} has {lacks}; need --optim.heads_first 0"
-        )
-    return found

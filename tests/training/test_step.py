@@ -4,9 +4,11 @@ from contextlib import suppress
 
 import pytest
 import torch
+from torch import nn
 
 from meanshift.runtime import checkpoint
 from meanshift.training import loop
+from meanshift.training import session as session_module
 from meanshift.training.loop import pretrain
 from meanshift.training.session import Session, open_session
 from meanshift.training.step import TrainStep
@@ -195,10 +197,26 @@ def test_heads_first_leaves_the_backbone_alone(arrays, tmp_path):
     assert seen == [False] * 12 + [True]
 
 
-def test_a_backbone_that_is_frozen_in_part_stays_so(arrays, tmp_path):
+@pytest.fixture
+def change_method(monkeypatch):
+    """Apply a function to each method that is built from now on."""
+
+    def start(change):
+        def build(*arguments):
+            method = build_method(*arguments)
+            change(method)
+            return method
+
+        build_method = session_module.build_method
+        monkeypatch.setattr(session_module, "build_method", build)
+
+    return start
+
+
+def test_a_backbone_that_is_frozen_in_part_stays_so(arrays, tmp_path, change_method):
+    change_method(lambda method: method.online.backbone[2].bias.requires_grad_(False))
     with open_session(toy_config(arrays, optim__heads_first=0.1), tmp_path / "run", CPU) as session:
         layer = session.method.online.backbone[2]
-        layer.bias.requires_grad_(False)
         before = layer.bias.detach().clone()
         loop.train(session)
         assert torch.equal(layer.bias, before) and layer.weight.requires_grad
@@ -230,12 +248,12 @@ def test_a_run_interrupted_in_both_phases_ends_in_the_same_bits(arrays, tmp_path
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda method: delattr(method.online, "backbone"), "no online.backbone"),
+        (lambda method: setattr(method, "online", nn.Sequential(method.online)), "no online.b"),
         (lambda method: method.online.projector.requires_grad_(False), "no trained heads"),
     ],
 )
-def test_heads_first_needs_a_backbone_and_heads(arrays, tmp_path, change, message):
-    with open_session(toy_config(arrays, optim__heads_first=0.1), tmp_path / "run", CPU) as session:
-        change(session.method)
-        with pytest.raises(ValueError, match=f"{message}.*--optim.heads_first 0"):
-            TrainStep(session)
+def test_heads_first_needs_a_backbone_and_heads(arrays, tmp_path, change_method, change, message):
+    change_method(change)
+    with pytest.raises(ValueError, match=f"{message}.*--optim.heads_first 0"):
+        pretrain(toy_config(arrays, optim__heads_first=0.1), tmp_path / "run")
+    assert not (tmp_path / "run").exists()  # it is refused before anything is written
