@@ -100,7 +100,7 @@ def observe(session: Session, epoch: int, *, evaluate: bool) -> None:
     )
     train_settings = session.config.train
     snapshot_due = epoch in snapshot_epochs(train_settings.epochs, train_settings.snapshots)
-    if epoch > 0 and (evaluate or snapshot_due):
+    if epoch > 0 and (evaluate or snapshot_due or epoch == train_settings.epochs):
         session.fit_output()
     if evaluate and session.monitor is not None:
         metrics = session.monitor(session.backbone)

@@ -73,9 +73,7 @@ def run(tmp_path_factory):
     settings = Config(
         data=Data(source="sample", image_size=16),
         encoder=SETTINGS,
-        train=Train(
-            epochs=1, batch_size=1000, precision="float32", snapshots=2, snapshot_images=50
-        ),
+        train=Train(epochs=1, batch_size=1000, precision="float32", snapshots=0, monitor_every=0),
     )
     pretrain(settings.with_overrides({"method.k": 1, "method.hidden": 16}), out)
     return out
