@@ -31,11 +31,19 @@ RENAMED = {"--train.warmup_epochs": "--optim.warmup_epochs", "--data.held_out": 
 BASE = "--train.epochs 1 --train.log_every 1 --train.snapshots 2 --train.precision float32".split()
 CONFIGURATIONS: dict[str, tuple[str, int, list[str]]] = {
     # name: (recipe, processes, settings)
-    "demo": ("demo", 1, ["--method.k_schedule", "constant"]),
-    "small": ("small", 1, ["--method.k_schedule", "constant", "--train.warmup_epochs", "0"]),
+    "demo": ("sample-resnet10", 1, ["--method.k_schedule", "constant"]),
+    "small": (
+        "small-resnet18",
+        1,
+        ["--method.k_schedule", "constant", "--train.warmup_epochs", "0"],
+    ),
     "k=1": ("cifar10-r18", 1, ["--method.k", "1"]),
-    "symmetric": ("demo", 1, ["--method.symmetric", "true", "--method.k_start", "3"]),
-    "two processes": ("demo", 2, ["--method.k_start", "3", "--method.bank_layout", "sharded"]),
+    "symmetric": ("sample-resnet10", 1, ["--method.symmetric", "true", "--method.k_start", "3"]),
+    "two processes": (
+        "sample-resnet10",
+        2,
+        ["--method.k_start", "3", "--method.bank_layout", "sharded"],
+    ),
 }
 SHRINK = {
     "demo": ["--train.batch_size", "32", "--method.bank_size", "512"],
