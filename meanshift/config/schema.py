@@ -66,7 +66,8 @@ class Encoder:
     """any torchvision backbone, resnet10 (one block per stage), or conv3, conv4 and conv7
     (for CPUs, meant for `init pca`)"""
     stem: Literal["imagenet", "small", "small-stride2"] = "imagenet"
-    """first layers: 7x7 and pool; 3x3 without pool for small images; the same with stride 2"""
+    """first layers: 7x7 and pool; 3x3 without pool for small images; the same with stride 2 (conv3,
+    conv4, conv7: 5x5 with stride 2 and pool, or `small-stride2` without it)"""
     width: float = 1.0
     """factor on the channels of a ResNet or of conv3, conv4, conv7, for small machines"""
     init: Literal["random", "pca"] = "random"

@@ -34,16 +34,18 @@ class ConvNet(nn.Module):
 
     Each convolution is followed by batch norm and ReLU; from the third one on it has stride 2. The
     features are the means over each quarter of the last map, which keep where something is, so
-    there are four times as many as channels.
+    there are four times as many as channels. Without the pool all maps have twice the side, at four
+    times the cost.
     """
 
-    def __init__(self, architecture: Architecture) -> None:
+    def __init__(self, architecture: Architecture, *, pool: bool = True) -> None:
         super().__init__()
         first, *others = architecture.channels
-        layers = [
+        layers: list[nn.Module] = [
             nn.Sequential(*_convolution(3, first, kernel=5, stride=2), nn.ReLU(inplace=True)),
-            nn.MaxPool2d(3, stride=2, padding=1),
         ]
+        if pool:
+            layers.append(nn.MaxPool2d(3, stride=2, padding=1))
         inputs = first
         for number, outputs in enumerate(others):
             stride = 1 if number == 0 else 2

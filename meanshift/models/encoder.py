@@ -79,10 +79,11 @@ def _build_network(settings: config.Encoder, image_size: int) -> tuple[nn.Module
     if settings.name in _RESNETS:
         resnet = _ScaledResNet(settings)
         return resnet, resnet.features
-    if settings.name in CONVNETS and settings.stem == "imagenet":
+    if settings.name in CONVNETS and settings.stem != "small":
         architecture = CONVNETS[settings.name]
         channels = tuple(scaled(channels, settings.width) for channels in architecture.channels)
-        network = ConvNet(replace(architecture, channels=channels))
+        pool = settings.stem == "imagenet"
+        network = ConvNet(replace(architecture, channels=channels), pool=pool)
         return network, network.features
     if settings.name not in (*CONVNETS, *models.list_models(module=models)):
         raise ValueError(f"encoder.name: got {settings.name!r}, need {_suggest(settings.name)}")

@@ -26,7 +26,15 @@ def test_features_are_means_over_the_quarters_of_the_last_map() -> None:
     torch.testing.assert_close(quarters[:, :, 1, 0], last_map[:, :, 2:, :2].mean((2, 3)))
 
 
-def test_stem_is_for_resnets() -> None:
+def test_without_the_pool_maps_have_twice_the_side() -> None:
+    images = torch.zeros(2, 3, 32, 32)
+    for stem, side in (("imagenet", 4), ("small-stride2", 8)):
+        network, features = build_backbone(config.Encoder(name="conv7", stem=stem, width=0.25))
+        assert network.layers(images).shape == (2, 64, side, side)
+        assert network(images).shape == (2, features) == (2, 256)
+
+
+def test_the_small_stem_is_for_resnets() -> None:
     with pytest.raises(ValueError, match=r"encoder\.stem is for resnet10"):
         build_backbone(config.Encoder(name="conv3", stem="small"))
 
