@@ -33,8 +33,6 @@ from tests.support.exact import assert_same
 from tests.support.processes import run_processes, start_processes
 from tests.support.voc import truncate_images, write_voc
 
-pytestmark = pytest.mark.xdist_group("detection")  # its fixtures train for many seconds
-
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):

@@ -22,8 +22,6 @@ from tests.support.explorer import (
     write_live_snapshot,
 )
 
-pytestmark = pytest.mark.xdist_group("browser")
-
 DESKTOP = {"width": 1280, "height": 860}
 PHONE = {"width": 390, "height": 844}
 

@@ -38,8 +38,6 @@ from tests.support.processes import (
     worker_pid,
 )
 
-pytestmark = pytest.mark.xdist_group("failures")
-
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):

@@ -71,7 +71,9 @@ def configure(source, **more):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("whiten", "batch_size"), [(False, 25), (True, 16)])
+@pytest.mark.parametrize(
+    ("whiten", "batch_size"), [(False, 25), pytest.param(True, 16, marks=pytest.mark.slow)]
+)
 def test_the_loop_learns_to_predict_and_the_same_view_is_reported_as_a_collapse(
     stripes, tmp_path, capfd, whiten, batch_size
 ):

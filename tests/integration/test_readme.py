@@ -64,6 +64,7 @@ def run_explorer(words):
         assert server.wait(timeout=30) == 0
 
 
+@pytest.mark.slow
 def test_every_command_and_every_block_of_python_runs(tmp_path, monkeypatch, make_images, capsys):
     make_images(tmp_path / "PHOTOS", {"cats": 60, "dogs": 60}, size=(20, 24))
     for name in ("cifar10", "flowers102"):

@@ -19,8 +19,6 @@ from tests.support.processes import (
     wait_for_lines,
 )
 
-pytestmark = pytest.mark.xdist_group("resume")
-
 WORKERS = "state[0].config.data.workers"
 
 

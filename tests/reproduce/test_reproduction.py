@@ -34,8 +34,6 @@ from tests.support.reproductions import (
     run_command,
 )
 
-pytestmark = pytest.mark.xdist_group("reproduction")  # its fixtures train for many seconds
-
 MAIN = ["BYOL-asym s/s", "MSF s/s", "MSF w/s", "BYOL-asym w/w", "MSF w/w"]
 SAME_VIEW = ["MSF w/s", "MSF, the same weak view"]
 FIRST, SECOND = "msf-w-s-seed0", "msf-the-same-weak-view-seed0"

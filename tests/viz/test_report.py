@@ -28,8 +28,6 @@ from meanshift.viz.run_reader import Run, open_runs
 from tests.support.packages import hide_packages
 from tests.support.three_views import MODULE
 
-pytestmark = pytest.mark.xdist_group("browser")
-
 SETTINGS = {
     "data.image_size": 16, "encoder.name": "resnet10", "encoder.width": 0.125,
     "method.bank_size": 64, "train.batch_size": 8, "train.epochs": 3, "train.snapshots": 4,
