@@ -20,7 +20,8 @@ class ViewSpec:
     count: int = 1
     """views of this kind, each with a stream of its own"""
     size: int = 0
-    """side in pixels; 0 is `data.image_size`"""
+    """side in pixels; 0 is `scale` times `data.image_size`"""
+    scale: float = 1.0
     crop_area: tuple[float, float] = (0.2, 1.0)
     flip: float = 0.5
     jitter: float = 0.0
@@ -28,6 +29,10 @@ class ViewSpec:
     gray: float = 0.0
     blur: float = 0.0
     blur_sigma: tuple[float, float] = (0.1, 2.0)
+    solarize: float = 0.0
+    jigsaw: int = 0
+    """n: cut the crop into n x n cells and give a random patch of each, 3/4 of its side, in random
+    order, flipped and colored one by one"""
 
     def expand(self) -> list[ViewSpec]:
         """The views one by one: a view with a `count` becomes that many, numbered, each with a
@@ -47,7 +52,7 @@ class ViewSpec:
     @property
     def has_color(self) -> bool:
         """Whether anything but the crop and the flip can happen."""
-        return self.jitter > 0 or self.gray > 0 or self.blur > 0
+        return self.jitter > 0 or self.gray > 0 or self.blur > 0 or self.solarize > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +73,11 @@ class Views:
     """probability of Gaussian blur in a strong view"""
     blur_sigma: tuple[float, float] = (0.1, 2.0)
     """range of the blur's standard deviation in pixels"""
+    solarize: float = 0.0
+    """probability of solarization in a strong view: values of 0.5 and above are inverted"""
 
     def __post_init__(self) -> None:
-        for name in ("flip", "jitter", "gray", "blur"):
+        for name in ("flip", "jitter", "gray", "blur", "solarize"):
             probability = getattr(self, name)
             need(0 <= probability <= 1, f"views.{name}", probability, "a probability in [0, 1]")
         low, high = self.crop_area
@@ -103,4 +110,18 @@ class Views:
             gray=self.gray,
             blur=self.blur,
             blur_sigma=self.blur_sigma,
+            solarize=self.solarize,
         )
+
+    def pair(self, *, asymmetric: bool) -> tuple[ViewSpec, ViewSpec]:
+        """Two strong views, alike or asymmetric as in BYOL.
+
+        Of an asymmetric pair, the first view is blurred with the probability `blur` and never
+        solarized, the second is blurred with a tenth of `blur` and solarized with `solarize`. BYOL
+        has `blur=1.0` and `solarize=0.2`.
+        """
+        first = self.spec("first", "strong", index=0)
+        second = self.spec("second", "strong", index=1)
+        if not asymmetric:
+            return first, second
+        return replace(first, solarize=0.0), replace(second, blur=self.blur / 10)

@@ -24,6 +24,21 @@ __all__ = [
 _CLASSES = {
     "msf": "msf:MeanShift",
     "byol-asym": "msf:MeanShift",
+    "byol": "byol:BYOL",
+    "simsiam": "simsiam:SimSiam",
+    "vicreg": "vicreg:VICReg",
+    "cmsf": "cmsf:CMSF",
+    "swav": "swav:SwAV",
+    "deepcluster-v2": "deepcluster_v2:DeepClusterV2",
+    "sela-v2": "sela_v2:SeLaV2",
+    "invp": "invp:InvP",
+    "pirl": "pirl:PIRL",
+    "compress": "compress:CompRess",
+    "supervised": "supervised:Supervised",
+    "moco": "moco:MoCo",
+    "co2": "co2:CO2",
+    "isd": "isd:ISD",
+    "simclr": "simclr:SimCLR",
 }
 
 

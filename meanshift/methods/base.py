@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from meanshift.config import Views, ViewSpec
 from meanshift.methods.memory_bank import MemoryBank
+from meanshift.methods.sample_memory import SampleMemory
 from meanshift.models.encoder import Encoder
 
 Metrics = dict[str, tuple[Tensor, Tensor | int]]
@@ -124,6 +125,12 @@ class Method(nn.Module, ABC):
         """Apply schedules before a step; what is returned is logged."""
         return {}
 
+    def begin_session(self, batches: Callable[[], Iterator[Batch]]) -> None:
+        """Called before the first step, also of a run that continues: compute what is not saved.
+
+        `batches` is that of `begin_epoch`.
+        """
+
     def begin_epoch(self, now: Progress, batches: Callable[[], Iterator[Batch]]) -> None:
         """Called before the first step of an epoch, for methods that cluster or assign.
 
@@ -149,11 +156,29 @@ class Method(nn.Module, ABC):
         """Prefixes of names in the state dict that are not saved, such as a frozen teacher's."""
         return ()
 
+    def card(self) -> dict[str, Any]:
+        """What environment.json records of the method, such as the fingerprint of a teacher."""
+        return {}
+
     def snapshot_metrics(
         self, operators: Views, batches: Callable[[Sequence[ViewSpec]], Iterator[Batch]]
     ) -> dict[str, float]:
         """Metrics of a snapshot; `batches(views)` gives the labeled snapshot images in views."""
         return {}
+
+    def memory_report(self) -> str:
+        """The memory of the rows that the method has for each sample, in words; "" if it has none.
+
+        It is printed before the first step.
+        """
+        memories = [m for m in self.modules() if isinstance(m, SampleMemory)]
+        if not memories:
+            return ""
+        megabytes = sum(buffer.nbytes for m in memories for buffer in m.buffers()) / 1e6
+        return (
+            f"a row for each of {len(memories[0].rows):,} samples: {megabytes:,.0f} MB in each "
+            f"process and in each checkpoint"
+        )
 
     def collapse_hint(self) -> str:
         """The likely cause of a collapse, in words, for the warning."""

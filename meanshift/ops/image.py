@@ -1,4 +1,4 @@
-"""Batched image operators: resized crop, color jitter, grayscale, blur, normalization.
+"""Batched image operators: resized crop, color jitter, grayscale, blur, solarize, normalize.
 
 Each image of a batch has its own parameters, and no loop runs over the images. The operators are
 named after those of `torchvision.transforms.v2.functional` and give the same results.
@@ -37,6 +37,7 @@ class ColorParameters:
     grayed: Bool[Tensor, " batch"]
     sigma: Float[Tensor, " batch"]
     """standard deviation of the blur in pixels; 0 is no blur"""
+    solarized: Bool[Tensor, " batch"]
 
 
 def resized_crop(
@@ -63,12 +64,33 @@ def resized_crop(
     return crops.view(len(crops), size, -1, size).permute(0, 2, 1, 3).contiguous()
 
 
+def cut_patches(
+    images: Float[Tensor, "batch channels height width"],
+    corners: Int[Tensor, "batch patches 2"],
+    flips: Bool[Tensor, "batch patches"],
+    size: int,
+) -> Float[Tensor, "batch_patches channels size size"]:
+    """Cut patches from each image, with their top left corners at (top, left); flip some of them.
+
+    The patches of an image follow one another.
+    """
+    pixel = torch.arange(size)
+    rows = corners[:, :, :1] + pixel
+    columns = corners[:, :, 1:] + torch.where(flips[:, :, None], pixel.flip(0), pixel)
+    rows = rows.to(images.device, non_blocking=True)[..., None]
+    columns = columns.to(images.device, non_blocking=True)[:, :, None]
+    image = torch.arange(len(images), device=images.device)[:, None, None, None]
+    patches = images.permute(0, 2, 3, 1)[image, rows, columns]
+    return patches.permute(0, 1, 4, 2, 3).flatten(0, 1).contiguous()
+
+
 def apply_color(
     images: Float[Tensor, "batch 3 height width"], parameters: ColorParameters
 ) -> Float[Tensor, "batch 3 height width"]:
-    """Apply color jitter, grayscale and blur, in the order of MoCo v2."""
+    """Apply color jitter, grayscale and blur in the order of MoCo v2, then solarize as BYOL."""
     jittered = color_jitter(images, parameters)
-    return gaussian_blur(to_grayscale(jittered, parameters.grayed), parameters.sigma)
+    blurred = gaussian_blur(to_grayscale(jittered, parameters.grayed), parameters.sigma)
+    return solarize(blurred, parameters.solarized)
 
 
 def color_jitter(
@@ -169,6 +191,20 @@ def gaussian_blur(
     blurred = F.conv2d(padded, kernels, groups=len(kernels))
     blurred = F.conv2d(blurred, kernels.mT, groups=len(kernels))
     return images.index_copy(0, chosen, blurred.view(-1, *images.shape[1:]))
+
+
+def solarize(
+    images: Float[Tensor, "batch channels height width"],
+    mask: Bool[Tensor, " batch"],
+    threshold: float = 0.5,
+) -> Float[Tensor, "batch channels height width"]:
+    """Invert the values at or above the threshold in the images of the mask."""
+    chosen = mask.nonzero()[:, 0]
+    if not len(chosen):
+        return images
+    chosen = chosen.to(images.device, non_blocking=True)
+    values = images[chosen]
+    return images.index_copy(0, chosen, torch.where(values < threshold, values, 1 - values))
 
 
 def normalize(

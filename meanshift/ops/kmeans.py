@@ -1,4 +1,4 @@
-"""k-means on unit vectors: Lloyd's iterations from greedy k-means++ starts."""
+"""k-means on unit vectors: Lloyd's iterations from greedy k-means++ starts, and spherical."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from meanshift.runtime import rng
+from meanshift.runtime import distributed, rng
 
 
 @torch.no_grad()
@@ -43,6 +43,37 @@ def kmeans(
             best = assignment.cpu(), mean_distance
     assert best is not None
     return best
+
+
+@torch.no_grad()
+def spherical_kmeans(
+    features: Float[Tensor, "n features"],
+    clusters: int,
+    *,
+    iterations: int = 10,
+    seed: int = 0,
+    chunk: int = 16_384,
+) -> tuple[Int[Tensor, " n"], Float[Tensor, "clusters features"]]:
+    """Cluster unit rows by cosine, from random rows: (cluster of each row, centers of unit length).
+
+    An empty cluster keeps its center. Several processes, which all have the same features, divide
+    the rows.
+    """
+    if not 1 <= clusters <= len(features):
+        raise ValueError(
+            f"k-means: got {clusters} clusters for {len(features)} images, need 1 to as many"
+        )
+    start = rng.choice(seed, len(features), clusters, rng.SAMPLE).to(features.device)
+    centers = F.normalize(features[start], dim=1)
+    first, last = distributed.shard_range(len(features))
+    own = features[first:last]
+    for _ in range(iterations):
+        _, _, sums, sizes = _assign(own, centers, chunk)
+        sums = distributed.all_sum(sums)
+        filled = distributed.all_sum(sizes) > 0
+        centers = F.normalize(torch.where(filled[:, None], sums, centers), dim=1)
+    assignment = _assign(own, centers, chunk)[0]
+    return distributed.all_gather_rows(assignment), centers
 
 
 def kmeans_plusplus(

@@ -265,6 +265,20 @@ def all_gather_rows(own: Tensor, counts: Sequence[int] | None = None) -> Tensor:
     return torch.cat([part[:count] for part, count in parts])
 
 
+def all_gather_with_gradient(own: Tensor, counts: Sequence[int] | None = None) -> Tensor:
+    """Concatenate the rows of all processes; the gradient of a row is the sum over all of them.
+
+    Each process may have another number of rows. torch's own differentiable gather needs equal
+    numbers, and its public name is deprecated.
+    """
+    if world_size() == 1:
+        return own
+    counts = all_lengths(len(own)) if counts is None else counts
+    before = own.new_zeros(sum(counts[: rank()]), *own.shape[1:])
+    after = own.new_zeros(sum(counts[rank() + 1 :]), *own.shape[1:])
+    return all_sum(torch.cat([before, own, after]))
+
+
 def all_to_all(rows: Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Tensor:
     """Send rows, ordered by destination process, and return the rows received."""
     if world_size() == 1:

@@ -31,6 +31,8 @@ SHUFFLE = 8
 """permutation of images over processes"""
 INITIAL_IMAGES = 9
 """images that the encoder is initialized from, and samples of their patches"""
+NEGATIVES = 10
+"""samples that a step is contrasted with"""
 
 
 def bits(

@@ -45,6 +45,8 @@ def train(session: Session) -> None:
     schedule = session.schedule
     console = session.console
     train_step = TrainStep(session)
+    if state.step < schedule.total:
+        session.method.begin_session(lambda: training_data(session))
     if state.step == 0:
         observe(session, 0, evaluate=settings.monitor_every > 0)
     with (

@@ -161,8 +161,9 @@ def open_session(
         session.console.start(session.state.step)
         session.trackers.start(session.state.step)
         stack.callback(session.trackers.close)
-        for message in session.start.messages:
-            session.console.print(message)
+        for message in (session.method.memory_report(), *session.start.messages):
+            if message:
+                session.console.print(message)
         for message in session.start.warnings:
             session.warn("initialization", message)
         for message in unreadable:
@@ -286,6 +287,7 @@ def _about(session: Session) -> dict[str, Any]:
         "images": len(session.source),
         "steps": session.schedule.total,
         "start": session.start.card or {"init": "random"},
+        "method": session.method.card(),
     }
 
 

@@ -83,7 +83,11 @@ class TrainStep:
         views = session.transform.finish(images.images, images.epoch, images.ids)
         shuffled = session.config.train.batch_norm == "shuffle"
         return Batch(
-            views=tuple(view.contiguous(memory_format=self.layout) for view in views),
+            views=tuple(
+                # Jigsaw patches have one dimension more, which channels-last does not know.
+                view.contiguous(memory_format=self.layout) if view.ndim == 4 else view
+                for view in views
+            ),
             ids=images.ids.to(session.device, non_blocking=True),
             labels=images.labels,
             shuffle_seed=self._seed(images.step, rng.SHUFFLE) if shuffled else None,
@@ -123,9 +127,10 @@ class TrainStep:
     def _warm_up(self, module: nn.Module) -> torch.Tensor:
         """The loss of two black images; the method is in eval mode, so nothing is enqueued."""
         session = self.session
+        transform, channels = session.transform, session.source.channels
         views = tuple(
-            torch.zeros(2, session.source.channels, side, side, device=session.device)
-            for side in map(session.transform.side, session.transform.single_views())
+            torch.zeros(2, *transform.shape(view, channels=channels), device=session.device)
+            for view in transform.single_views()
         )
         output: StepOutput = module(Batch(views, torch.arange(2, device=session.device)))
         return output.loss

@@ -16,13 +16,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from meanshift.config import ViewSpec
-from meanshift.ops.image import ColorParameters, apply_color, normalize, resized_crop
+from meanshift.ops.image import (
+    ColorParameters,
+    apply_color,
+    cut_patches,
+    normalize,
+    resized_crop,
+)
 from meanshift.runtime import rng
 
 PIXELS = 2**19
 """pixels of a view that are computed at a time on a CPU, so that they stay in its cache"""
 
-# Columns of the uniform numbers at an address. All views crop by the same columns.
+# Columns of the uniform numbers at an address. All views crop by the same columns. More columns do
+# not change the earlier ones, so new operators are appended.
+_PLACE = 0  # of a jigsaw patch, which has no area of its own
 _AREA = slice(0, 10)
 _RATIO = slice(10, 20)
 _TOP = 20
@@ -34,7 +42,8 @@ _SEQUENCE = slice(28, 32)
 _GRAYED = 32
 _BLURRED = 33
 _SIGMA = 34
-_COLUMNS = 35
+_SOLARIZED = 35
+_COLUMNS = 36
 
 
 @dataclass(frozen=True)
@@ -47,9 +56,23 @@ class Address:
     stream: int
 
     @functools.cached_property
-    def uniform(self) -> Float[Tensor, "batch 35"]:
+    def uniform(self) -> Float[Tensor, "batch 36"]:
         """The uniform random numbers at this address."""
         return rng.uniform(self.seed, self.epoch, self.ids, self.stream, _COLUMNS)
+
+
+@dataclass(frozen=True)
+class PatchAddress(Address):
+    """The addresses of jigsaw patches: each patch of an image has a stream of its own."""
+
+    patches: int
+    """patches of an image; they follow one another"""
+
+    @functools.cached_property
+    def uniform(self) -> Float[Tensor, "batch_patches 36"]:
+        streams = [1_000_000 * (self.stream + 1) + patch for patch in range(self.patches)]
+        numbers = [rng.uniform(self.seed, self.epoch, self.ids, s, _COLUMNS) for s in streams]
+        return torch.stack(numbers, 1).flatten(0, 1)
 
 
 def draw_boxes(
@@ -83,12 +106,29 @@ def draw_boxes(
 
 
 def draw_flips(view: ViewSpec, address: Address) -> Bool[Tensor, " batch"]:
-    """Draw which views are flipped horizontally."""
-    return address.uniform[:, _FLIP] < view.flip
+    """Draw which crops are flipped horizontally; jigsaw patches are flipped instead of theirs."""
+    return address.uniform[:, _FLIP] < (0.0 if view.jigsaw else view.flip)
+
+
+def draw_patches(
+    view: ViewSpec, address: PatchAddress, crop_side: int
+) -> tuple[Int[Tensor, "batch patches 2"], Bool[Tensor, "batch patches"]]:
+    """Draw the corners (top, left) of jigsaw patches in a crop, and which are flipped."""
+    u = address.uniform.unflatten(0, (-1, address.patches))
+    order = u[:, :, _PLACE].argsort(1)
+    cell_side = crop_side // view.jigsaw
+    cells = torch.stack([order // view.jigsaw, order % view.jigsaw], 2) * cell_side
+    free = cell_side - patch_side(view, crop_side)
+    return cells + ((free + 1) * u[:, :, [_TOP, _LEFT]]).long(), u[:, :, _FLIP] < view.flip
+
+
+def patch_side(view: ViewSpec, crop_side: int) -> int:
+    """The side of a jigsaw patch: 64 pixels for a crop of 255, as in VISSL."""
+    return max(1, round(0.75 * (crop_side // view.jigsaw)))
 
 
 def draw_colors(view: ViewSpec, address: Address) -> ColorParameters:
-    """Draw the color jitter, grayscale and blur of a view by the rules of MoCo v2."""
+    """Draw the color operators of a view by the rules of MoCo v2, and of BYOL for solarize."""
     u = address.uniform
     strength = torch.tensor(view.jitter_strength, dtype=torch.float64)
     unchanged = torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64)
@@ -100,6 +140,7 @@ def draw_colors(view: ViewSpec, address: Address) -> ColorParameters:
         jittered=u[:, _JITTERED] < view.jitter,
         grayed=u[:, _GRAYED] < view.gray,
         sigma=torch.where(blurred, low + (high - low) * u[:, _SIGMA], 0.0),
+        solarized=u[:, _SOLARIZED] < view.solarize,
     )
 
 
@@ -122,7 +163,7 @@ class MultiViewTransform:
         sizes = torch.tensor([image.shape[1:] for image in images])
         crops = []
         for view in self.single_views():
-            side = self.side(view)
+            side = self.crop_side(view)
             address = Address(self.seed, epoch, ids, view.stream)
             boxes = draw_boxes(view, address, *sizes.unbind(1)).tolist()
             flips = draw_flips(view, address).tolist()
@@ -143,22 +184,26 @@ class MultiViewTransform:
         | list[UInt8[Tensor, "batch channels _ _"]],
         epoch: int,
         ids: Int[Tensor, " batch"],
-    ) -> tuple[Float[Tensor, "batch channels _ _"], ...]:
-        """Return the views of whole images of one size, or of the crops that `crop` returned."""
+    ) -> tuple[Float[Tensor, "batch ..."], ...]:
+        """Return the views of whole images of one size, or of the crops that `crop` returned.
+
+        A view is a tensor (batch, channels, side, side), with jigsaw patches (batch, patches,
+        channels, side, side).
+        """
         views = self.single_views()
         cropped = isinstance(images, list)
         inputs = images if isinstance(images, list) else [images] * len(views)
         outputs = []
         for pixels, view in zip(inputs, views, strict=True):
-            side = self.side(view)
-            chunk = max(1, PIXELS // side**2) if pixels.device.type == "cpu" else len(ids)
-            channels = pixels.shape[1 if cropped else 3]
-            output = torch.empty(len(ids), channels, side, side, device=pixels.device)
+            chunk = max(1, PIXELS // self.crop_side(view) ** 2)
+            chunk = chunk if pixels.device.type == "cpu" else len(ids)
+            shape = self.shape(view, channels=pixels.shape[1 if cropped else 3])
+            output = torch.empty(len(ids), *shape, device=pixels.device)
             parts = (tensor.split(chunk) for tensor in (output, pixels, ids))
             for output_part, pixels_part, ids_part in zip(*parts, strict=True):
                 address = Address(self.seed, epoch, ids_part, view.stream)
                 augmented = self._augment(pixels_part, view, address, cropped=cropped)
-                normalize(augmented, out=output_part)
+                normalize(augmented, out=output_part.view(-1, *shape[-3:]))
             outputs.append(output)
         return tuple(outputs)
 
@@ -171,7 +216,13 @@ class MultiViewTransform:
             heights, widths = torch.tensor(images.shape[1:3]).expand(len(images), 2).unbind(1)
             boxes = draw_boxes(view, address, heights, widths)
             flips = draw_flips(view, address)
-            output = resized_crop(images, boxes, flips, self.side(view))
+            output = resized_crop(images, boxes, flips, self.crop_side(view))
+        if view.jigsaw:
+            address = PatchAddress(
+                address.seed, address.epoch, address.ids, address.stream, view.jigsaw**2
+            )
+            corners, flips = draw_patches(view, address, self.crop_side(view))
+            output = cut_patches(output, corners, flips, self.side(view))
         return apply_color(output, draw_colors(view, address)) if view.has_color else output
 
     def single_views(self) -> list[ViewSpec]:
@@ -179,5 +230,15 @@ class MultiViewTransform:
         return [single for view in self.views for single in view.expand()]
 
     def side(self, view: ViewSpec) -> int:
-        """The side of a view in pixels."""
-        return view.size or self.size
+        """The side in pixels of what a network sees: a view, or a patch of it."""
+        crop_side = self.crop_side(view)
+        return patch_side(view, crop_side) if view.jigsaw else crop_side
+
+    def crop_side(self, view: ViewSpec) -> int:
+        """The side of a view in pixels, before patches are cut from it."""
+        return view.size or round(view.scale * self.size)
+
+    def shape(self, view: ViewSpec, *, channels: int = 3) -> tuple[int, ...]:
+        """The shape of an image in a view."""
+        square = (channels, self.side(view), self.side(view))
+        return (view.jigsaw**2, *square) if view.jigsaw else square

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ class ReplayedViews:
     """height and width of each image"""
     images: list[UInt8[Tensor, "channels _ _"]]
     """the images themselves, with `keep_images`"""
-    views: tuple[Float[Tensor, "n channels _ _"], ...]
+    views: tuple[Float[Tensor, "n ..."], ...]
     """one tensor per view, in the order of the specifications"""
 
 
@@ -81,8 +82,11 @@ def crop_boxes(
     ]
 
 
-def denormalize(view: Float[Tensor, "channels size size"]) -> UInt8[Tensor, "channels size size"]:
-    """Convert a normalized view to an image of bytes."""
+def denormalize(view: Float[Tensor, "*patches channels _ _"]) -> UInt8[Tensor, "channels _ _"]:
+    """Convert a normalized view to an image of bytes; jigsaw patches become rows in their order."""
+    if view.ndim == 4:
+        grid = math.isqrt(len(view))
+        view = torch.cat([torch.cat(list(row), 2) for row in view.split(grid)], 1)
     mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
     return ((view.cpu() * std + mean).clamp(0, 1) * 255).round().to(torch.uint8)
 
@@ -97,5 +101,4 @@ def center_square(
 
 
 def _empty_views(transform: MultiViewTransform) -> tuple[Tensor, ...]:
-    sides = [transform.side(view) for view in transform.single_views()]
-    return tuple(torch.empty(0, 3, side, side) for side in sides)
+    return tuple(torch.empty(0, *transform.shape(view)) for view in transform.single_views())

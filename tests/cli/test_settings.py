@@ -200,8 +200,8 @@ def test_a_recipe_and_a_file_together_are_refused(call, tmp_path):
         (["--method.kk", "3", "small-resnet18"], ["method.kk", "did you mean method.k"]),
         (["small-resnet18", "--train.epoch=3"], ["train.epoch", "did you mean train.epochs"]),
         (
-            ["small-resnet18", "--method.name", "byol"],
-            ["'byol'", "msf, byol-asym", "--method.module"],
+            ["small-resnet18", "--method.name", "simclar"],
+            ["'simclar'", "msf, byol-asym", "did you mean simclr", "--method.module"],
         ),
         (
             ["small-resnet18", "--method.name", "byol-asym", "--method.k", "3"],

@@ -54,8 +54,8 @@ def test_without_a_name_the_method_is_msf():
 
 
 def test_an_unknown_method_names_the_known_ones():
-    with pytest.raises(ValueError, match=r"method\.name: got 'byol'.*msf, byol-asym.*byol-asym\?"):
-        Config().with_overrides({"method.name": "byol"})
+    with pytest.raises(ValueError, match=r"method\.name: got 'mosf'.*msf, byol-asym.*msf"):
+        Config().with_overrides({"method.name": "mosf"})
     with pytest.raises(ValueError, match=r"method\.name: got 'nonsense'"):
         Config.from_dict({"method": {"name": "nonsense"}})
 

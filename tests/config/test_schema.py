@@ -172,6 +172,7 @@ def test_a_word_among_numbers_is_named():
         ("data.validation", -0.1, "a fraction in [0, 1)"),
         ("views.flip", 1.1, "a probability in [0, 1]"),
         ("views.blur", -0.1, "a probability in [0, 1]"),
+        ("views.solarize", 1.1, "a probability in [0, 1]"),
         ("views.crop_area", (0.0, 1.0), "0 < low <= high <= 1"),
         ("views.crop_area", (0.9, 0.2), "0 < low <= high <= 1"),
         ("views.blur_sigma", (2.0, 1.0), "0 < low <= high"),
@@ -326,7 +327,7 @@ def test_a_method_adds_settings_that_are_safe_to_change(name):
     config = Config().with_overrides({"method.name": name})
     safe = resume_safe(config)
     assert {path for path, *_ in settings(type(config.method))} >= safe >= RESUME_SAFE
-    assert ("method.bank_layout" in safe) == (name == "msf")
+    assert ("method.bank_layout" in safe) == (name in ("msf", "cmsf"))
 
 
 def test_a_setting_name_is_checked_without_a_value():

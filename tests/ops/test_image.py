@@ -56,6 +56,7 @@ def colors(**parameters):
         jittered=torch.ones(COUNT, dtype=torch.bool),
         grayed=torch.zeros(COUNT, dtype=torch.bool),
         sigma=torch.zeros(COUNT, dtype=torch.float64),
+        solarized=torch.zeros(COUNT, dtype=torch.bool),
     )
     return replace(unchanged, **parameters)
 
@@ -169,6 +170,30 @@ def test_blur_of_an_image_smaller_than_the_kernel():
     assert got.isfinite().all()
     assert got.std() < 0.5 * image.std()
     assert image.min() <= got.min() <= got.max() <= image.max()
+
+
+def test_solarize_matches_torchvision(planes):
+    chosen = torch.arange(COUNT) % 2 == 0
+    planes = planes.clone()
+    planes[0, 0, 0, :3] = torch.tensor([0.5, 0.4999, 0.5001])  # the threshold itself is inverted
+    planes[0, 1] = 0.5
+    got = image_ops.solarize(planes, chosen)
+    assert torch.equal(got[chosen], TF.solarize(planes[chosen], 0.5))
+    assert torch.equal(got[~chosen], planes[~chosen])
+    assert (got[chosen] != planes[chosen]).double().mean() > 0.2
+    lower = image_ops.solarize(planes, chosen, threshold=0.3)
+    assert torch.equal(lower[chosen], TF.solarize(planes[chosen], 0.3))
+    assert image_ops.solarize(planes, torch.zeros_like(chosen)) is planes
+
+
+def test_color_operators_solarize_after_the_blur(planes):
+    solarized = torch.ones(COUNT, dtype=torch.bool)
+    sigma = torch.full((COUNT,), 2.0).double()
+    parameters = colors(jittered=~solarized, sigma=sigma, solarized=solarized)
+    expected = TF.solarize(TF.gaussian_blur(planes, [13, 13], [2.0, 2.0]), 0.5)
+    assert matching_fraction(image_ops.apply_color(planes, parameters), expected) >= 0.998
+    before = TF.gaussian_blur(TF.solarize(planes, 0.5), [13, 13], [2.0, 2.0])
+    assert matching_fraction(before, expected) < 0.9
 
 
 def test_normalize_matches_torchvision(planes):

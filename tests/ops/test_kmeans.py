@@ -8,8 +8,9 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 from torch.nn import functional as F
 
-from meanshift.ops.kmeans import kmeans, kmeans_plusplus
+from meanshift.ops.kmeans import kmeans, kmeans_plusplus, spherical_kmeans
 from meanshift.runtime import rng
+from tests.support.forked import in_processes
 
 
 @pytest.mark.parametrize("chunk", [64, 10_000])
@@ -44,3 +45,36 @@ def test_identical_rows_leave_clusters_empty():
 def test_an_impossible_number_of_clusters_is_refused(clusters):
     with pytest.raises(ValueError, match=rf"got {clusters} clusters for 20 images"):
         kmeans(torch.ones(20, 3), clusters)
+
+
+def test_spherical_kmeans_follows_a_naive_version():
+    rows = F.normalize(torch.randn(50, 4, generator=torch.Generator().manual_seed(3)).double())
+    centers = [rows[int(i)] for i in rng.choice(8, 50, 6, rng.SAMPLE)]
+    for _ in range(5):
+        nearest = [max(range(6), key=lambda k: float(row @ centers[k])) for row in rows]
+        for k in range(6):
+            members = [row for row, near in zip(rows, nearest, strict=True) if near == k]
+            if members:
+                mean = sum(members) / len(members)
+                centers[k] = mean / mean.norm()
+    labels = [max(range(6), key=lambda k: float(row @ centers[k])) for row in rows]
+    found, found_centers = spherical_kmeans(rows, 6, iterations=5, seed=8, chunk=16)
+    assert found.tolist() == labels
+    torch.testing.assert_close(found_centers, torch.stack(centers))
+
+
+def test_an_empty_cluster_of_spherical_kmeans_keeps_its_center():
+    rows = F.normalize(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), dim=1)
+    labels, centers = spherical_kmeans(rows, 3)
+    assert len(labels.unique()) == 2
+    torch.testing.assert_close(centers.norm(dim=1), torch.ones(3))
+    with pytest.raises(ValueError, match="got 4 clusters for 3 images"):
+        spherical_kmeans(rows, 4)
+
+
+def test_spherical_kmeans_in_two_processes_finds_the_clusters_of_one():
+    rows = F.normalize(torch.randn(51, 4, generator=torch.Generator().manual_seed(3)).double())
+    alone, centers = spherical_kmeans(rows, 6)
+    for labels, found in in_processes(2, lambda: spherical_kmeans(rows, 6)):
+        assert torch.equal(labels, alone)
+        torch.testing.assert_close(found, centers)

@@ -74,3 +74,27 @@ def test_shards_are_consecutive_and_of_nearly_the_same_size(monkeypatch, count, 
     assert items == list(range(count))
     sizes = [end - first for first, end in ranges]
     assert max(sizes) - min(sizes) <= 1
+
+
+def gather_with_gradient(counts):
+    """The gathered rows, and the gradient of a weight by which all processes multiply theirs."""
+    rank, world = distributed.rank(), distributed.world_size()
+    every = torch.arange(2.0 * sum(counts)).view(-1, 2).double() / 10
+    first = sum(counts[:rank])
+    own = every[first : first + counts[rank]] if world > 1 else every
+    weight = torch.nn.Parameter(torch.tensor([0.5, 2.0], dtype=torch.float64))
+    rows = (own * weight).sin()
+    gathered = distributed.all_gather_with_gradient(rows)
+    # The mean over own rows of a function of all rows, scaled for parts of different sizes.
+    loss = (rows @ gathered.T).square().sum(1).mean() * len(own) * world / sum(counts)
+    loss.backward()
+    distributed.all_mean_(weight.grad)  # as DDP does
+    return gathered.detach(), weight.grad
+
+
+@pytest.mark.parametrize("counts", [(3, 3), (2, 5)])
+def test_gathered_rows_have_the_gradient_of_the_whole_batch(counts):
+    rows, gradient = gather_with_gradient(counts)
+    for found_rows, found_gradient in in_processes(2, gather_with_gradient, counts):
+        assert torch.equal(found_rows, rows)
+        torch.testing.assert_close(found_gradient, gradient, rtol=1e-12, atol=0)

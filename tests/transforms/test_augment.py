@@ -21,7 +21,8 @@ from tests.support.views import two_views
 DRAWS = 4000
 STD = torch.tensor(image_ops.STD)[:, None, None]
 PLAIN = Views(flip=0.0, jitter=0.0, gray=0.0, blur=0.0)
-PROBABILITIES = {"flip": 0.5, "jitter": 0.8, "gray": 0.2, "blur": 0.5}
+PROBABILITIES = {"flip": 0.5, "jitter": 0.8, "gray": 0.2, "blur": 0.5, "solarize": 0.3}
+ALL = Views(solarize=0.3)
 ADJUST = (TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation, TF.adjust_hue)
 
 
@@ -44,8 +45,8 @@ def strong(views):
     return views.spec("online", "strong", index=1)
 
 
-def torchvision_view(image, box, flip, factors, sequence, jittered, grayed, sigma, size):
-    """One image by the authors' order of steps: crop, jitter, gray, blur, flip."""
+def torchvision_view(image, box, flip, factors, sequence, jittered, grayed, sigma, solarized, size):
+    """One image by the order of steps of MSF and BYOL: crop, jitter, gray, blur, solarize, flip."""
     view = TF.resized_crop(image, *box, [size, size], antialias=True)
     if jittered:
         for part in sequence:
@@ -54,6 +55,8 @@ def torchvision_view(image, box, flip, factors, sequence, jittered, grayed, sigm
         view = TF.rgb_to_grayscale(view, num_output_channels=3)
     if sigma:
         view = TF.gaussian_blur(view, [13, 13], [sigma, sigma])
+    if solarized:
+        view = TF.solarize(view, 0.5)
     return TF.horizontal_flip(view) if flip else view
 
 
@@ -67,7 +70,7 @@ def choices(views):
     """Which of many images each operator is applied to, by the names of `PROBABILITIES`."""
     colors = augment.draw_colors(strong(views), address(DRAWS))
     flips = augment.draw_flips(strong(views), address(DRAWS))
-    applied = (flips, colors.jittered, colors.grayed, colors.sigma > 0)
+    applied = (flips, colors.jittered, colors.grayed, colors.sigma > 0, colors.solarized)
     return dict(zip(PROBABILITIES, applied, strict=True))
 
 
@@ -82,7 +85,7 @@ def same_distribution(a, b):
 def test_a_whole_view_matches_torchvision(sample, shape):
     images = {"square": sample, "wide": wide(sample)}[shape]
     size = 28
-    views = Views()
+    views = ALL
     place = address(seed=5, epoch=3)
     height, width = (torch.full((COUNT,), side) for side in images.shape[1:3])
     colors = augment.draw_colors(strong(views), place)
@@ -94,6 +97,7 @@ def test_a_whole_view_matches_torchvision(sample, shape):
         colors.jittered,
         colors.grayed,
         colors.sigma,
+        colors.solarized,
     ]
     expected = each(
         lambda *one: torchvision_view(*one, size),
@@ -155,7 +159,7 @@ def test_fallback_of_an_allowed_shape_is_the_whole_image():
     whole = replace(PLAIN, crop_area=(1.0, 1.0))
 
     class Fixed(Address):
-        uniform = torch.ones(1, 35).double() * 0.999  # a ratio near 4/3 never fits
+        uniform = torch.ones(1, 36).double() * 0.999  # a ratio near 4/3 never fits
 
     box = augment.draw_boxes(strong(whole), Fixed(0, 0, torch.arange(1), 0), *image)
     assert box.tolist() == [[0, 0, 10, 11]]
@@ -192,20 +196,20 @@ def test_the_order_of_the_jitter_is_a_uniform_permutation():
 
 @pytest.mark.parametrize(("name", "probability"), PROBABILITIES.items())
 def test_operators_are_applied_with_their_probability(name, probability):
-    count = int(choices(Views())[name].sum())
+    count = int(choices(ALL)[name].sum())
     assert stats.binomtest(count, DRAWS, probability).pvalue > 0.01
     assert stats.binomtest(count, DRAWS, probability + 0.06).pvalue < 0.01
-    assert not choices(replace(Views(), **{name: 0.0}))[name].any()
-    assert choices(replace(Views(), **{name: 1.0}))[name].all()
+    assert not choices(replace(ALL, **{name: 0.0}))[name].any()
+    assert choices(replace(ALL, **{name: 1.0}))[name].all()
 
 
 def test_choices_are_independent_of_each_other():
-    views = Views()
+    views = ALL
     parameters = augment.draw_colors(strong(views), address(DRAWS))
     applied = torch.stack(list(choices(views).values())).double()
     correlation = torch.corrcoef(torch.cat([applied, parameters.factors.T, parameters.sigma[None]]))
-    correlation[3, 8] = correlation[8, 3] = 0  # whether and how much an image is blurred
-    assert (correlation - torch.eye(9)).abs().max() < 4 / DRAWS**0.5
+    correlation[3, 9] = correlation[9, 3] = 0  # whether and how much an image is blurred
+    assert (correlation - torch.eye(10)).abs().max() < 4 / DRAWS**0.5
 
 
 def test_sigma_is_distributed_as_torchvisions():
@@ -323,7 +327,7 @@ def test_without_operators_a_whole_image_is_unchanged(sample):
         torch.testing.assert_close(view, image_ops.normalize(to_planes(sample)))
 
 
-@pytest.mark.parametrize("name", ["flip", "jitter", "gray", "blur"])
+@pytest.mark.parametrize("name", PROBABILITIES)
 def test_each_operator_has_its_own_probability(sample, name):
     ids = torch.arange(50)
     off = two_views(1, 32, PLAIN).finish(sample[:50], 0, ids)
@@ -331,6 +335,19 @@ def test_each_operator_has_its_own_probability(sample, name):
     changed = [(a - b).abs().amax((1, 2, 3)) > 1e-3 for a, b in zip(off, on, strict=True)]
     assert changed[1].double().mean() > 0.9
     assert changed[0].double().mean() > 0.9 if name == "flip" else not changed[0].any()
+
+
+def test_an_asymmetric_pair_is_blurred_and_solarized_as_in_byol():
+    first, second = Views(blur=1.0, solarize=0.2).pair(asymmetric=True)
+    assert (first.blur, first.solarize) == (1.0, 0.0)
+    assert (second.blur, second.solarize) == (0.1, 0.2)
+    assert replace(second, name="first", stream=0, blur=1.0, solarize=0.0) == first
+    alike = Views(blur=0.5, solarize=0.2).pair(asymmetric=False)
+    assert [(view.blur, view.solarize) for view in alike] == [(0.5, 0.2)] * 2
+
+
+def test_a_view_that_is_only_solarized_is_a_strong_one():
+    assert strong(replace(PLAIN, solarize=0.1)).has_color and not strong(PLAIN).has_color
 
 
 def test_crops_of_images_of_any_sizes():

@@ -15,12 +15,36 @@ from pathlib import Path
 from types import ModuleType
 
 from meanshift.config.methods.base import MethodSettings
+from meanshift.config.methods.clustering import DeepClusterV2, SeLaV2, SwAV
+from meanshift.config.methods.contrastive import CO2, ISD, MoCo, SimCLR
+from meanshift.config.methods.distillation import CompRess
 from meanshift.config.methods.mean_shift import MSF, BYOLAsym
+from meanshift.config.methods.sample_memory import PIRL, InvP
+from meanshift.config.methods.siamese import BYOL, CMSF, SimSiam, VICReg
+from meanshift.config.methods.supervised import Supervised
 from meanshift.config.parsing import close, need
 
 __all__ = ["DEFAULT_METHOD", "METHODS", "MSF", "BYOLAsym", "MethodSettings"]
 
-METHODS: dict[str, type[MethodSettings]] = {"msf": MSF, "byol-asym": BYOLAsym}
+METHODS: dict[str, type[MethodSettings]] = {
+    "msf": MSF,
+    "byol-asym": BYOLAsym,
+    "byol": BYOL,
+    "simsiam": SimSiam,
+    "vicreg": VICReg,
+    "cmsf": CMSF,
+    "swav": SwAV,
+    "deepcluster-v2": DeepClusterV2,
+    "sela-v2": SeLaV2,
+    "invp": InvP,
+    "pirl": PIRL,
+    "compress": CompRess,
+    "supervised": Supervised,
+    "moco": MoCo,
+    "co2": CO2,
+    "isd": ISD,
+    "simclr": SimCLR,
+}
 DEFAULT_METHOD: type[MethodSettings] = MSF
 """the method of a configuration that names none"""
 

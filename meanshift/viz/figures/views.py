@@ -122,12 +122,13 @@ def _outline(
     )
 
 
-def _enlarge(view: Float[Tensor, "3 size size"], side: int) -> np.ndarray:
+def _enlarge(view: Float[Tensor, "*patches 3 size size"], side: int) -> np.ndarray:
     """A normalized view as an image in which each pixel is a square."""
     image = denormalize(view)
     scale = max(1, side // image.shape[1])
     small = center_square(image, side // scale).numpy()
-    return np.repeat(np.repeat(small, scale, 0), scale, 1)
+    nearest = np.arange(side) * len(small) // side  # views of any size fill the cell
+    return np.asarray(small[nearest][:, nearest])
 
 
 def _fit(image: UInt8[Tensor, "3 height width"], side: int) -> np.ndarray:

@@ -1,0 +1,63 @@
+"""One row per training sample, the same in every process (InvP, PIRL, DeepCluster-v2, SeLa-v2)."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from meanshift.methods.embeddings import normalize
+from meanshift.runtime import distributed
+
+
+class SampleMemory(nn.Module):
+    """A memory of `size` rows of `dim` values, addressed by the ids 0 to size-1 of the samples.
+
+    It starts with random rows of unit length. With several processes all of them call `update`
+    together, each with samples of its own.
+
+    >>> memory = SampleMemory(50_000, 128, momentum=0.5)
+    >>> past = memory.read(ids)
+    >>> memory.update(ids, embeddings)
+    """
+
+    rows: Float[Tensor, "size dim"]
+    seen: Bool[Tensor, " size"]
+    """samples whose row was ever written"""
+
+    def __init__(self, size: int, dim: int, *, momentum: float = 0.0, seed: int = 0) -> None:
+        super().__init__()
+        if size < 1 or dim < 1:
+            raise ValueError(
+                f"a memory of {size} samples of {dim} values; need at least 1 of each: give the "
+                f"number of samples of the dataset (a stream of unknown length has no memory)"
+            )
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum of a sample memory: got {momentum}, need 0 <= momentum < 1")
+        self.momentum = momentum
+        generator = torch.Generator().manual_seed(seed)
+        rows = nn.functional.normalize(torch.randn(size, dim, generator=generator), dim=1)
+        self.register_buffer("rows", rows)
+        self.register_buffer("seen", torch.zeros(size, dtype=torch.bool))
+
+    @torch.no_grad()
+    def read(self, ids: Int[Tensor, " batch"]) -> Float[Tensor, "batch dim"]:
+        """The rows of these samples, as a copy."""
+        return self.rows[ids.to(self.rows.device, non_blocking=True)]
+
+    @torch.no_grad()
+    def update(self, ids: Int[Tensor, " batch"], rows: Float[Tensor, "batch dim"]) -> None:
+        """Write the rows of the samples of all processes.
+
+        With a momentum, a row becomes momentum times the old row plus the rest of the new one, of
+        unit length. Of a sample that is in a batch more than once the last row counts.
+        """
+        counts = distributed.all_lengths(len(ids))
+        ids = distributed.all_gather_rows(ids.to(self.rows.device, non_blocking=True), counts)
+        new = distributed.all_gather_rows(rows.detach().to(self.rows), counts)
+        if self.momentum:
+            new = normalize(torch.lerp(new, self.rows[ids], self.momentum))
+        same = ids[:, None] == ids
+        last = (same * torch.arange(len(ids), device=ids.device)).sort(1).values[:, -1:].flatten()
+        self.rows[ids] = new[last]
+        self.seen[ids] = True

@@ -1,0 +1,92 @@
+"""The memory of one row per sample: reading, writing, momentum, several processes."""
+
+import pytest
+import torch
+
+from meanshift.methods.sample_memory import SampleMemory
+from meanshift.runtime import distributed
+from tests.support.forked import in_processes
+
+
+def rows(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(5))
+
+
+def test_it_starts_with_random_unit_rows_that_depend_on_the_seed():
+    memory = SampleMemory(7, 3)
+    torch.testing.assert_close(memory.rows.norm(dim=1), torch.ones(7))
+    assert torch.equal(memory.rows, SampleMemory(7, 3).rows)
+    assert not torch.equal(memory.rows, SampleMemory(7, 3, seed=1).rows)
+    assert not memory.seen.any()
+
+
+def test_without_momentum_the_rows_are_stored_as_they_are():
+    memory = SampleMemory(7, 3)
+    before = memory.rows.clone()
+    new = rows(2, 3).requires_grad_()
+    memory.update(torch.tensor([4, 1]), new)
+    assert torch.equal(memory.read(torch.tensor([1, 4])), new.detach().flip(0))
+    assert torch.equal(memory.rows[[0, 2, 3, 5, 6]], before[[0, 2, 3, 5, 6]])
+    assert memory.seen.nonzero()[:, 0].tolist() == [1, 4]
+    assert not memory.rows.requires_grad
+
+
+def test_with_momentum_rows_are_mixed_and_have_unit_length():
+    memory = SampleMemory(7, 3, momentum=0.3)
+    old = memory.rows[2].clone()
+    new = rows(1, 3)
+    memory.update(torch.tensor([2]), new)
+    mixed = 0.3 * old + 0.7 * new[0]
+    torch.testing.assert_close(memory.rows[2], mixed / mixed.norm())
+
+
+def test_a_copy_is_read():
+    memory = SampleMemory(4, 2)
+    past = memory.read(torch.tensor([0]))
+    memory.update(torch.tensor([0]), rows(1, 2))
+    assert not torch.equal(past, memory.rows[:1])
+
+
+def test_a_state_dict_restores_rows_and_what_was_seen():
+    memory = SampleMemory(4, 2)
+    memory.update(torch.tensor([3]), rows(1, 2))
+    other = SampleMemory(4, 2, seed=9)
+    other.load_state_dict(memory.state_dict())
+    assert torch.equal(other.rows, memory.rows)
+    assert torch.equal(other.seen, memory.seen)
+
+
+def write_parts(*sizes):
+    """Write five rows; each process has its part of them."""
+    memory = SampleMemory(8, 3, momentum=0.5)
+    ids = torch.tensor([5, 0, 7, 2, 3]).split(sizes)[distributed.rank()]
+    memory.update(ids, rows(5, 3).split(sizes)[distributed.rank()])
+    return memory.rows, memory.seen
+
+
+def test_every_process_has_the_rows_of_all():
+    alone = write_parts(5)
+    for found in in_processes(2, write_parts, 4, 1):
+        assert torch.equal(found[0], alone[0])
+        assert torch.equal(found[1], alone[1])
+
+
+@pytest.mark.parametrize(("size", "dim"), [(0, 3), (3, 0)])
+def test_an_empty_memory_is_refused(size, dim):
+    with pytest.raises(ValueError, match=f"{size} samples of {dim} values; need at least 1"):
+        SampleMemory(size, dim)
+
+
+@pytest.mark.parametrize("momentum", [-0.1, 1.0])
+def test_a_momentum_that_keeps_or_inverts_rows_is_refused(momentum):
+    with pytest.raises(ValueError, match="need 0 <= momentum < 1"):
+        SampleMemory(3, 3, momentum=momentum)
+
+
+def test_of_a_sample_that_is_in_a_batch_twice_the_last_row_counts():
+    """An image that replaces an unreadable one may be in the batch already."""
+    memory = SampleMemory(4, 3)
+    rows = torch.nn.functional.normalize(torch.randn(3, 3), dim=1)
+    memory.update(torch.tensor([2, 0, 2]), rows)
+    assert torch.equal(memory.read(torch.tensor([2, 0])), rows[[2, 1]])
+    memory.update(torch.empty(0, dtype=torch.long), rows[:0])
