@@ -38,6 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="runs side by side, one on each: cuda:0 cuda:1, or cpu cpu [one after another]",
     )
     parser.add_argument(
+        "--equal-epochs",
+        action="store_true",
+        help="give every method of main the same epochs [the same cost: fewer where a step costs "
+        "more]",
+    )
+    parser.add_argument(
         "--out", type=Path, metavar="DIR", help="runs, tables and page [runs/reproduce-SCALE]"
     )
     parser.add_argument(
@@ -61,7 +67,10 @@ def run(args: argparse.Namespace) -> int:
     names = list(STUDIES) if "all" in args.names else args.names
     device = {"train.device": args.devices[0]} if args.devices else {}
     experiment = Experiment.open(
-        args.scale, data=args.data, overrides=typed_settings(args) | device
+        args.scale,
+        data=args.data,
+        overrides=typed_settings(args) | device,
+        equal_epochs=args.equal_epochs,
     )
     devices = args.devices or [experiment.config.train.device]
     for each in devices:  # reported now, not after minutes

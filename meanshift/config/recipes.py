@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import shlex
 from collections.abc import Callable
+from typing import Any
 
 from meanshift.config.methods import MSF, BYOLAsym, MethodSettings
 from meanshift.config.parsing import setting_text
@@ -254,7 +255,7 @@ def nearest_recipe(config: Config) -> str:
     """The recipe that differs least from a configuration."""
 
     def distance(name: str) -> tuple[int, bool]:
-        changed = len(differences(_with_method(name, config), config))
+        changed = len(differences(recipe(name).with_overrides(_causes(name, config)), config))
         return changed, recipe(name).method.name != config.method.name
 
     return min(RECIPES, key=distance)
@@ -264,23 +265,29 @@ def command_for(config: Config, out: str) -> str:
     """The command that trains or continues exactly this: the nearest recipe and what differs."""
     name = nearest_recipe(config)
     words = ["meanshift", "pretrain", name, "--data", config.data.source, "--out", out]
-    if config.method.module:
-        words += ["--method.module", config.method.module]
-    elif config.method.name != recipe(name).method.name:
-        words += ["--method.name", config.method.name]
-    for setting, (_, value) in differences(_with_method(name, config), config).items():
+    causes = _causes(name, config)
+    base = recipe(name).with_overrides(causes)
+    for setting, value in causes.items():
+        words += [f"--{setting}", setting_text(value)]
+    for setting, (_, value) in differences(base, config).items():
         if setting != "data.source":
             words += [f"--{setting}", setting_text(value)]
     return shlex.join(words)
 
 
-def _with_method(name: str, config: Config) -> Config:
-    """A recipe with the method of a configuration, as the command line would change it."""
+def _causes(name: str, config: Config) -> dict[str, Any]:
+    """The settings by which a configuration differs from a recipe and that change others."""
     base = recipe(name)
-    if base.method.name == config.method.name and base.method.module == config.method.module:
-        return base
-    changed = {"method.name": config.method.name, "method.module": config.method.module}
-    return base.with_overrides(changed)
+    causes: dict[str, Any] = {}
+    if config.method.module:
+        causes["method.module"] = config.method.module
+    elif base.method.name != config.method.name:
+        causes["method.name"] = config.method.name
+    if causes and base.data.image_size != config.data.image_size:
+        causes["data.image_size"] = config.data.image_size
+    if base.encoder.weights != config.encoder.weights:
+        causes["encoder.weights"] = config.encoder.weights
+    return causes
 
 
 def _imagenet(target: Strength, online: Strength, *, k: int) -> Config:

@@ -215,8 +215,8 @@ class Config:
         """A copy with dotted fields replaced, checked as a whole: `{"method.k": 10}`.
 
         Another `method.name` (or `method.module`) replaces the settings of method, views and
-        optimizer by those that the method declares (`MethodSettings.defaults`, which may also name
-        settings of other groups); `encoder.weights` lowers the learning rate and keeps the
+        optimizer by those that the method declares (`MethodSettings.defaults_for`, which may also
+        name settings of other groups); `encoder.weights` lowers the learning rate and keeps the
         statistics of batch norm. Other overrides win.
         """
         groups = self.to_dict()
@@ -228,8 +228,7 @@ class Config:
                 "optim": dataclasses.asdict(Optim()),
             }
             size = int(overrides.get("data.image_size", self.data.image_size))
-            small = method.small_defaults if size <= 64 else {}
-            overrides = {**method.defaults, **small, **overrides, "method.name": method.name}
+            overrides = {**method.defaults_for(size), **overrides, "method.name": method.name}
         if overrides.get("encoder.weights") and not self.encoder.weights:
             _keep_given_weights(groups)
         for path, value in overrides.items():

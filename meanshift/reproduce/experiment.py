@@ -26,9 +26,13 @@ class Experiment:
     classes: int
     split: str
     """the labeled split that runs are evaluated on; "" is the validation images"""
+    equal_epochs: bool = False
+    """give every method the same number of epochs, not the same cost"""
 
     @staticmethod
-    def open(name: str, *, data: str | None, overrides: Mapping[str, Any]) -> Experiment:
+    def open(
+        name: str, *, data: str | None, overrides: Mapping[str, Any], equal_epochs: bool = False
+    ) -> Experiment:
         """A scale on its own dataset or another one, with settings over those of the scale."""
         scale = find_scale(name)
         config = scale.config.with_overrides(overrides)
@@ -52,7 +56,8 @@ class Experiment:
         splits = dict(open_source(source))
         labeled = [each for each in ("test", "val") if each in splits and splits[each].labeled]
         split = labeled[0] if isinstance(validation_setting, float) and labeled else ""
-        return Experiment(name, scale, config, len(train), len(train.classes), split)
+        classes = len(train.classes)
+        return Experiment(name, scale, config, len(train), classes, split, equal_epochs)
 
     @property
     def bank_sizes(self) -> tuple[int, ...]:
@@ -97,9 +102,15 @@ class Experiment:
         return train.fingerprint()
 
     def run_config(self, changes: Mapping[str, Any], seed: int) -> Config:
-        """The configuration of one run."""
+        """The configuration of one run.
+
+        Methods whose steps cost more than MSF's have fewer epochs, unless `equal_epochs`.
+        """
         config = self.config.with_overrides({**changes, "train.seed": seed})
-        assert isinstance(config.method, MSF)
+        if not isinstance(config.method, MSF):
+            cost = 1.0 if self.equal_epochs else config.method.relative_cost
+            epochs = max(1, round(config.train.epochs / cost))
+            return replace(config, train=replace(config.train, epochs=epochs))
         if config.method.k > 1:
             return config
         # A schedule of k would have nothing to grow to.

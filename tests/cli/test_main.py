@@ -152,17 +152,33 @@ def test_no_recipe_has_a_blank_to_be_filled_in(call):
     assert re.findall(r"\b[A-Z]+_[A-Z]+\b|TODO|\?\?", out) == []
 
 
-def test_methods_have_a_paper_a_cost_and_their_settings(call):
+def test_methods_are_listed_with_cost_needs_loss_and_paper(call):
     code, out, _ = call("methods")
     assert code == 0
     parts = re.split(r"^(?=\S)", out, flags=re.MULTILINE)[1:]
     by_name = {part.split()[0]: " ".join(part.split()) for part in parts}
     for name, method in METHODS.items():
-        assert re.search(r"paper: .*https://\S+", by_name[name])
-        assert re.search(r"cost: \d+ forward pass", by_name[name])
-        for path, _, default, text in settings(method):
-            if path.startswith("method.") and path not in ("method.name", "method.module"):
-                assert f"--{path} {default} {text}" in by_name[name]
+        assert re.match(rf"{name} [\d.]+ ", by_name[name]), by_name[name]
+        assert method.loss and method.loss in by_name[name]
+        assert all(need in by_name[name] for need in method.needs)
+        assert re.search(r"\d{4}, https://\S+", by_name[name])
+        assert len(out.splitlines()[0]) < 100
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_described_with_its_paper_cost_and_settings(call, name):
+    code, out, _ = call("methods", name)
+    words = " ".join(out.split())
+    assert code == 0 and re.search(r"paper: .*https://\S+", words)
+    assert re.search(r"cost: \d+ forward", words)
+    for path, _, default, text in settings(METHODS[name]):
+        if path.startswith("method.") and path not in ("method.name", "method.module"):
+            assert " ".join(f"--{path} {default} {text}".split()) in words
+
+
+def test_an_unknown_method_is_not_described(call):
+    code, _, err = call("methods", "swaf")
+    assert code == 2 and "did you mean swav" in err
 
 
 # Threads that wait

@@ -117,7 +117,14 @@ def test_differences_between_methods_have_none_for_what_one_lacks():
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize(
     "overrides",
-    [{}, {"method.name": "byol-asym", "optim.lr": 0.3}, {"method.name": "msf", "method.k": 2}],
+    [
+        {},
+        {"method.name": "byol-asym", "optim.lr": 0.3},
+        {"method.name": "msf", "method.k": 2},
+        # What the method and given weights change by themselves, typed as it was.
+        {"method.name": "moco", "method.temperature": 0.2, "data.image_size": 32},
+        {"encoder.weights": "a.pth", "encoder.init": "random", "optim.lr": 0.001},
+    ],
 )
 def test_the_command_gives_the_configuration(name, overrides):
     config = recipe(name).with_overrides(overrides)

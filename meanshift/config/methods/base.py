@@ -23,6 +23,11 @@ class MethodSettings:
     resume_safe: ClassVar[frozenset[str]] = frozenset()
     """the method's own settings that may change when a run is continued, without `method.`"""
 
+    loss: ClassVar[str] = ""
+    """the loss in one line, for `meanshift methods`"""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """what it needs of: momentum, negatives, clusters, memory, labels, teacher"""
+
     name: str = ""
     """name of the method"""
     module: str = ""
@@ -35,6 +40,22 @@ class MethodSettings:
     def __post_init__(self) -> None:
         need(self.dim >= 0, "method.dim", self.dim, "0 or more")
         need(self.hidden >= 0, "method.hidden", self.hidden, "0 or more")
+
+    @property
+    def passes(self) -> tuple[float, float]:
+        """Forward and backward passes of a large view per image."""
+        return 2.0, 1.0
+
+    @property
+    def relative_cost(self) -> float:
+        """The cost of a step relative to MSF's: a backward pass counts as two forward passes."""
+        forward, backward = self.passes
+        return (forward + 2 * backward) / 4
+
+    @classmethod
+    def defaults_for(cls, image_size: int) -> Mapping[str, Any]:
+        """The settings that the method brings for views of so many pixels, by dotted name."""
+        return {**cls.defaults, **(cls.small_defaults if image_size <= 64 else {})}
 
     def check(self, *, batch_size: int) -> None:
         """Raise ValueError where the settings do not fit the batch size."""

@@ -15,7 +15,7 @@ class Clustering(MethodSettings):
     """What the three share: multi-crop, unit embeddings and prototypes.
 
     The optimizer is the one of the official run with a batch of 256. The small-scale values are
-    those of lightly's CIFAR-10 benchmark of SwAV, for 256 images: two crops, AdamW for Adam.
+    those of lightly's CIFAR-10 benchmark of SwAV, for 256 images, with AdamW for Adam.
     """
 
     defaults: ClassVar[Mapping[str, Any]] = {
@@ -30,7 +30,6 @@ class Clustering(MethodSettings):
         "views.blur": 0.0,
         "method.hidden": 512,
         "method.prototypes": 512,
-        "method.small_crops": 0,
         "optim.name": "adamw",
         "optim.lr": 0.002,
     }
@@ -61,6 +60,17 @@ class Clustering(MethodSettings):
         area = self.small_crop_area
         need(0 < low <= high <= 1, "method.small_crop_area", area, "0 < low <= high <= 1")
 
+    @classmethod
+    def defaults_for(cls, image_size: int) -> Mapping[str, Any]:
+        """Crops of 3/7 of 32 pixels would show nothing: CIFAR has the two large ones only."""
+        none = {"method.small_crops": 0} if image_size <= 32 else {}
+        return {**super().defaults_for(image_size), **none}
+
+    @property
+    def passes(self) -> tuple[float, float]:
+        crops = 2 + self.small_crops * (96 / 224) ** 2
+        return crops, crops
+
     def prototypes_for(self, samples: int) -> int:
         """The number of prototypes for a dataset of so many images (0: unknown)."""
         return min(self.prototypes, max(2, samples // 16)) if samples else self.prototypes
@@ -74,6 +84,8 @@ class SwAV(Clustering):
     cost: 1 forward and backward pass per crop, 2 large and 6 small ones; Sinkhorn over the batch
     """
 
+    loss: ClassVar[str] = "cross entropy of each crop with the balanced cluster codes of the others"
+    needs: ClassVar[tuple[str, ...]] = ("clusters",)
     small_defaults: ClassVar[Mapping[str, Any]] = {
         **Clustering.small_defaults,
         "method.queue_size": 0,
@@ -151,6 +163,8 @@ class DeepClusterV2(SampleClustering):
     memory of 8 x dim bytes for each image (1.3 GB for ImageNet), also in checkpoints
     """
 
+    loss: ClassVar[str] = "cross entropy of each crop with the k-means cluster of its image"
+    needs: ClassVar[tuple[str, ...]] = ("clusters", "memory")
     name: Literal["deepcluster-v2"] = "deepcluster-v2"
     """name of the method"""
 
@@ -164,6 +178,8 @@ class SeLaV2(SampleClustering):
     in each epoch; memory of 8 x dim bytes for each image (1.3 GB for ImageNet), also in checkpoints
     """
 
+    loss: ClassVar[str] = "cross entropy of each crop with the balanced label of its image"
+    needs: ClassVar[tuple[str, ...]] = ("clusters", "memory")
     own_arguments: ClassVar[tuple[str, ...]] = (*SampleClustering.own_arguments, "sharpness")
     name: Literal["sela-v2"] = "sela-v2"
     """name of the method"""

@@ -73,6 +73,10 @@ class MomentumContrast(MomentumQueue):
         super().__post_init__()
         _need_head(self, self.layers)
 
+    @property
+    def passes(self) -> tuple[float, float]:
+        return (4.0, 2.0) if self.symmetric else (2.0, 1.0)
+
     def check(self, *, batch_size: int) -> None:
         super().check(batch_size=batch_size * (2 if self.symmetric else 1))
 
@@ -88,6 +92,8 @@ class MoCo(MomentumContrast):
     cost: 2 forward passes and 1 backward pass per image (`symmetric`: 4 and 2)
     """
 
+    loss: ClassVar[str] = "cross entropy of the other view among a queue of negatives"
+    needs: ClassVar[tuple[str, ...]] = ("momentum", "negatives", "memory")
     name: Literal["moco"] = "moco"
     """name of the method"""
 
@@ -102,6 +108,8 @@ class CO2(MomentumContrast):
     cost: 2 forward passes and 1 backward pass per image (`symmetric`: 4 and 2)
     """
 
+    loss: ClassVar[str] = "as moco, and equal similarities of both views to the negatives"
+    needs: ClassVar[tuple[str, ...]] = ("momentum", "negatives", "memory")
     name: Literal["co2"] = "co2"
     """name of the method"""
     alpha: float = 10.0
@@ -126,6 +134,10 @@ class ISD(MomentumQueue):
     cost: 2 forward passes and 1 backward pass per image
     """
 
+    loss: ClassVar[str] = (
+        "divergence of the similarities to a queue between online and target encoder"
+    )
+    needs: ClassVar[tuple[str, ...]] = ("momentum", "memory")
     small_defaults: ClassVar[Mapping[str, Any]] = {
         "method.bank_size": 16_384,
         "views.blur": 0.0,
@@ -158,6 +170,8 @@ class SimCLR(MethodSettings):
     cost: 2 forward passes and 2 backward passes per image
     """
 
+    loss: ClassVar[str] = "cross entropy of the other view among all views of the batch"
+    needs: ClassVar[tuple[str, ...]] = ("negatives",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "views.crop_area": (0.08, 1.0),
         "views.jitter_strength": (0.8, 0.8, 0.8, 0.2),
@@ -189,6 +203,10 @@ class SimCLR(MethodSettings):
         super().__post_init__()
         _need_head(self, self.layers)
         _need_temperature(self, "temperature")
+
+    @property
+    def passes(self) -> tuple[float, float]:
+        return 2.0, 2.0
 
 
 def _need_temperature(settings: MethodSettings, name: str) -> None:

@@ -22,6 +22,8 @@ class CompRess(MethodSettings):
     pass per image; two queues
     """
 
+    loss: ClassVar[str] = "divergence of the similarities to a queue from the teacher's"
+    needs: ClassVar[tuple[str, ...]] = ("teacher", "momentum", "memory")
     defaults: ClassVar[Mapping[str, Any]] = {"optim.lr": 0.01, "views.crop_area": (0.08, 1.0)}
     resume_safe: ClassVar[frozenset[str]] = frozenset({"teacher"})  # has a fingerprint
     name: Literal["compress"] = "compress"
@@ -54,3 +56,7 @@ class CompRess(MethodSettings):
             self.bank_size,
             f"at least the {batch_size} rows that a step adds (lower --train.batch_size)",
         )
+
+    @property
+    def passes(self) -> tuple[float, float]:
+        return 2.0 if self.cached_teacher else 3.0, 1.0

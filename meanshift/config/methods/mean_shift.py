@@ -44,6 +44,10 @@ class Asymmetric(MethodSettings):
             value = getattr(self, name)
             need(0 <= value < math.inf, f"method.{name}", value, "0 or more")
 
+    @property
+    def passes(self) -> tuple[float, float]:
+        return (4.0, 2.0) if self.symmetric else (2.0, 1.0)
+
     def for_batch(self, batch_size: int) -> Asymmetric:
         """The settings with the momentum for so many images per update (0: unknown).
 
@@ -62,6 +66,10 @@ class MSF(Asymmetric):
     cost: 2 forward passes and 1 backward pass per image (`symmetric`: 4 and 2); a bank search
     """
 
+    loss: ClassVar[str] = (
+        "distance of the prediction to the k nearest neighbors of the target in a memory bank"
+    )
+    needs: ClassVar[tuple[str, ...]] = ("momentum", "memory")
     resume_safe: ClassVar[frozenset[str]] = frozenset({"bank_layout"})
     name: Literal["msf"] = "msf"
     """name of the method"""
@@ -120,6 +128,8 @@ class BYOLAsym(Asymmetric):
     cost: 2 forward passes and 1 backward pass per image (`symmetric`: 4 and 2)
     """
 
+    loss: ClassVar[str] = "distance of the prediction to the target of the other view"
+    needs: ClassVar[tuple[str, ...]] = ("momentum",)
     k: ClassVar[int] = 1
     k_schedule: ClassVar[str] = "constant"
     bank_size: ClassVar[int] = 0

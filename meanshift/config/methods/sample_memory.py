@@ -46,6 +46,10 @@ class InvP(SampleMemoryMethod):
     the neighbors' ids per sample
     """
 
+    loss: ClassVar[str] = (
+        "instance discrimination, and likeness to the least similar of its neighbors' neighbors"
+    )
+    needs: ClassVar[tuple[str, ...]] = ("negatives", "memory")
     defaults: ClassVar[Mapping[str, Any]] = {"optim.lr": 0.06}
     small_defaults: ClassVar[Mapping[str, Any]] = {
         "method.head": "linear",
@@ -92,6 +96,10 @@ class InvP(SampleMemoryMethod):
             value = getattr(self, name)
             need(0 <= value < math.inf, f"method.{name}", value, "0 or more")
 
+    @property
+    def passes(self) -> tuple[float, float]:
+        return 1.0, 1.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class PIRL(SampleMemoryMethod):
@@ -104,6 +112,10 @@ class PIRL(SampleMemoryMethod):
     sample
     """
 
+    loss: ClassVar[str] = (
+        "noise contrast of the image and of its shuffled patches with its past embedding"
+    )
+    needs: ClassVar[tuple[str, ...]] = ("negatives", "memory")
     defaults: ClassVar[Mapping[str, Any]] = {
         "optim.lr": 0.03,
         "optim.decay_norms": False,
@@ -132,3 +144,7 @@ class PIRL(SampleMemoryMethod):
         )
         low, high = self.patch_area
         need(0 < low <= high <= 1, "method.patch_area", self.patch_area, "0 < low <= high <= 1")
+
+    @property
+    def passes(self) -> tuple[float, float]:
+        return 1.73, 1.73

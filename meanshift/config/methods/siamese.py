@@ -25,6 +25,8 @@ class BYOL(MethodSettings):
     cost: 4 forward passes and 2 backward passes per image
     """
 
+    loss: ClassVar[str] = "distance of the prediction to the target of the other view, both ways"
+    needs: ClassVar[tuple[str, ...]] = ("momentum",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "views.crop_area": (0.08, 1.0),
         "views.jitter_strength": (0.4, 0.4, 0.2, 0.1),
@@ -68,6 +70,10 @@ class BYOL(MethodSettings):
         _need_sizes(self, "dim", "hidden")
         need(0 <= self.momentum <= 1, "method.momentum", self.momentum, "between 0 and 1")
 
+    @property
+    def passes(self) -> tuple[float, float]:
+        return 4.0, 2.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class SimSiam(MethodSettings):
@@ -79,6 +85,8 @@ class SimSiam(MethodSettings):
     cost: 2 forward passes and 2 backward passes per image
     """
 
+    loss: ClassVar[str] = "cosine of the prediction and the other view without gradient, both ways"
+    needs: ClassVar[tuple[str, ...]] = ()
     defaults: ClassVar[Mapping[str, Any]] = {"train.batch_norm": "sync"}
     small_defaults: ClassVar[Mapping[str, Any]] = {
         "method.projector_layers": 2,
@@ -102,6 +110,10 @@ class SimSiam(MethodSettings):
     def __post_init__(self) -> None:
         _need_sizes(self, "dim", "hidden", "projector_layers", "predictor_hidden")
 
+    @property
+    def passes(self) -> tuple[float, float]:
+        return 2.0, 2.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class VICReg(MethodSettings):
@@ -114,6 +126,8 @@ class VICReg(MethodSettings):
     cost: 2 forward passes and 2 backward passes per image; a covariance of `dim` x `dim`
     """
 
+    loss: ClassVar[str] = "distance of two views, variance of each value, covariance of all pairs"
+    needs: ClassVar[tuple[str, ...]] = ()
     defaults: ClassVar[Mapping[str, Any]] = {
         "views.crop_area": (0.08, 1.0),
         "views.jitter_strength": (0.4, 0.4, 0.2, 0.1),
@@ -158,6 +172,10 @@ class VICReg(MethodSettings):
             value = getattr(self, name)
             need(0 <= value < math.inf, f"method.{name}", value, "0 or more")
 
+    @property
+    def passes(self) -> tuple[float, float]:
+        return 2.0, 2.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class CMSF(MethodSettings):
@@ -169,6 +187,8 @@ class CMSF(MethodSettings):
     cost: 2 forward passes and 1 backward pass per image; two bank searches; a row for each image
     """
 
+    loss: ClassVar[str] = "as msf, also to neighbors that were near an epoch ago"
+    needs: ClassVar[tuple[str, ...]] = ("momentum", "memory")
     resume_safe: ClassVar[frozenset[str]] = frozenset({"bank_layout"})
     same_view: ClassVar[bool] = False
     k_schedule: ClassVar[str] = "constant"

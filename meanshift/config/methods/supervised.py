@@ -20,6 +20,8 @@ class Supervised(MethodSettings):
     cost: 1 forward pass and 1 backward pass per image; labels
     """
 
+    loss: ClassVar[str] = "cross entropy with labels"
+    needs: ClassVar[tuple[str, ...]] = ("labels",)
     defaults: ClassVar[Mapping[str, Any]] = {"optim.lr": 0.1}
     small_defaults: ClassVar[Mapping[str, Any]] = {"optim.weight_decay": 5e-4, "views.blur": 0.0}
     name: Literal["supervised"] = "supervised"
@@ -27,3 +29,7 @@ class Supervised(MethodSettings):
     online_view: Strength = "strong"
     """view that the network sees: `strong` as the other methods have it, `weak` (crop and flip) as
     in torchvision's recipe"""
+
+    @property
+    def passes(self) -> tuple[float, float]:
+        return 1.0, 1.0
