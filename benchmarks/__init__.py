@@ -14,5 +14,6 @@ TABLES = {
     "evaluation": "k-NN, k-means and the linear layer against faiss and scikit-learn",
     "startup": "time until --help is printed and until the demo trains",
     "memory": "memory of a training process against the sum of its parts",
+    "methods": "time and memory of a step of every method, relative to those of Mean Shift",
     "growth": "time of a step by the size of the bank, the batch and the images, with a plot",
 }
