@@ -16,7 +16,7 @@ def test_a_method_is_listed_as_it_is(name):
     (row,) = re.findall(rf"^\| \[`{name}`\].*$", PAGE, re.MULTILINE)
     link, paper, loss, needs, cost, *_ = [cell.strip() for cell in row.strip("|").split("|")]
     assert (loss, needs) == (method.loss, ", ".join(method.needs) or "-")
-    assert float(cost) == pytest.approx(method().relative_cost, abs=0.05)
+    assert float(cost) == pytest.approx(method().relative_cost, abs=0.06)
     assert re.search(r"https://arxiv\.org/abs/\S+(?=\))", paper)[0] in method.__doc__
     file = Path(__file__).parents[2] / "docs" / re.search(r"\((.*)\)", link)[1]
     assert file.resolve().is_file()

@@ -176,7 +176,7 @@ def unlabeled(tmp_path):
         ("main --scale paper", "--data SOURCE"),
         ("main --scale smoke --data UNLABELED", "labels.csv"),
         ("main --scale smoke --data DATASET --data.validation none", "--data.validation 0.1"),
-        ("mean --scale smoke --data DATASET", "need one or more of main, k, bank"),
+        ("mean --scale smoke --data DATASET", "need one or more of main, baseline, k, bank"),
         ("main --scale smoke --data DATASET --seeds 0", "--seeds: got 0, need 1"),
         ("bank --scale smoke --data DATASET", "lower --train.batch_size"),
         ("main --scale smoke --data DATASET --train.batch_size 0", "train.batch_size: got 0"),
