@@ -83,7 +83,11 @@ class Encoder:
     """`fixed`: the backbone's batch norm keeps the statistics that it starts with, in both
     encoders; training on few images then does not spoil given weights"""
 
+    batch_groups: int = 1
+    """groups of a batch that the backbone's batch norm sees one by one (SplitBN)"""
+
     def __post_init__(self) -> None:
+        need(self.batch_groups >= 1, "encoder.batch_groups", self.batch_groups, "1 or more")
         need(0 < self.width <= 4, "encoder.width", self.width, "above 0 and at most 4")
         if self.weights and self.init != "random":
             raise ValueError(

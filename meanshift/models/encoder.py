@@ -15,6 +15,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 from meanshift import config
 from meanshift.models.convnet import CONVNETS, ConvNet
 from meanshift.models.heads import mlp
+from meanshift.models.split_batch_norm import split_batch_norm
 from meanshift.models.view_whitening import ViewWhitening, without_whitening
 
 _RESNETS: dict[str, tuple[type[BasicBlock | Bottleneck], list[int]]] = {
@@ -70,6 +71,8 @@ class Encoder(nn.Module):
 def build_backbone(settings: config.Encoder, *, image_size: int = 224) -> tuple[nn.Module, int]:
     """Build an untrained backbone without its classifier; return it and its number of features."""
     network, features = _build_network(settings, image_size)
+    if settings.batch_groups > 1:
+        split_batch_norm(network, settings.batch_groups)
     if settings.output == "whitened":
         return ViewWhitening(network, features), features
     return network, features

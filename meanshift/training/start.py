@@ -42,7 +42,12 @@ def resolve_weights(config: Config, run_directory: RunDirectory) -> tuple[Config
         return replace(config, encoder=run_directory.config.encoder), None
     weights, encoder = load_given_weights(spec)
     ours = config.encoder
-    encoder = replace(encoder, output=ours.output, batch_norm=ours.batch_norm)
+    encoder = replace(
+        encoder,
+        output=ours.output,
+        batch_norm=ours.batch_norm,
+        batch_groups=ours.batch_groups,
+    )
     return replace(config, encoder=encoder), weights
 
 

@@ -60,6 +60,13 @@ class MomentumContrast(MomentumQueue):
         "views.blur": 0.0,
         "optim.weight_decay": 5e-4,
     }
+
+    @classmethod
+    def defaults_for(cls, image_size: int) -> Mapping[str, Any]:
+        """CIFAR has the eight groups of batch norm that the official notebook simulates."""
+        groups = {"encoder.batch_groups": 8} if image_size <= 32 else {}
+        return {**super().defaults_for(image_size), **groups}
+
     dim: int = 128
     """size of the embedding"""
     hidden: int = 0
