@@ -57,7 +57,11 @@ class SampleMemory(nn.Module):
         new = distributed.all_gather_rows(rows.detach().to(self.rows), counts)
         if self.momentum:
             new = normalize(torch.lerp(new, self.rows[ids], self.momentum))
-        same = ids[:, None] == ids
-        last = (same * torch.arange(len(ids), device=ids.device)).sort(1).values[:, -1:].flatten()
-        self.rows[ids] = new[last]
+        self.rows[ids] = new[last_of_each(ids)]
         self.seen[ids] = True
+
+
+def last_of_each(ids: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+    """Where the last occurrence of each id is; writes by it do not depend on their order."""
+    order = ids.argsort(stable=True)
+    return order[torch.searchsorted(ids[order], ids, right=True) - 1]
