@@ -108,6 +108,9 @@ def prescan_base_config(argv: Sequence[str]) -> Config:
     if found["recipe"] is not None:
         base = load_base_config(found["recipe"], found["config"])
     method = {path: found[path] for path in ("method.name", "method.module") if found.get(path)}
+    if method:  # what its defaults depend on and must fit
+        paths = ("data.image_size", "encoder.batch_groups", "train.batch_size")
+        method |= {path: found[path] for path in paths if path in found}
     return base.with_overrides(method)
 
 

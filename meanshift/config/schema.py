@@ -82,9 +82,9 @@ class Encoder:
     batch_norm: Literal["batch", "fixed"] = "batch"
     """`fixed`: the backbone's batch norm keeps the statistics that it starts with, in both
     encoders; training on few images then does not spoil given weights"""
-
     batch_groups: int = 1
-    """groups of a batch that the backbone's batch norm sees one by one (SplitBN)"""
+    """groups of the whole batch, over all processes, that the backbone's batch norm sees one by one
+    in pretraining (SplitBN)"""
 
     def __post_init__(self) -> None:
         need(self.batch_groups >= 1, "encoder.batch_groups", self.batch_groups, "1 or more")
@@ -157,8 +157,8 @@ class Train:
     batch_size: int = 256
     """images per step, over all processes; an incomplete last batch is left to later epochs"""
     batch_norm: Literal["shuffle", "sync", "local"] = "shuffle"
-    """in several processes: permute the target's images over them, as the authors do; synchronize
-    the statistics, as in one process; or let each process have its own"""
+    """in several processes, or with `encoder.batch_groups`: permute the target's images over them,
+    as the authors do; synchronize the statistics of the processes, as in one; or neither"""
     seed: int = 0
     """seed of all randomness"""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -214,18 +214,39 @@ class Config:
         if module != self.method.module:
             object.__setattr__(self, "method", dataclasses.replace(self.method, module=module))
         self.method.check(batch_size=self.train.batch_size)
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        """The groups of batch norm are equal parts of at least 2 images, and not synchronized."""
+        groups, size = self.encoder.batch_groups, self.train.batch_size
+        multiple = max(2, -(-size // groups)) * groups
+        need(
+            groups == 1 or size == multiple,
+            "train.batch_size",
+            size,
+            f"a multiple of encoder.batch_groups ({groups}) and 2 images in each group: "
+            f"--train.batch_size {multiple}, or --encoder.batch_groups 1",
+        )
+        need(
+            groups == 1 or self.train.batch_norm != "sync",
+            "train.batch_norm",
+            self.train.batch_norm,
+            f"shuffle or local with {groups} groups of batch norm: --train.batch_norm shuffle, or "
+            f"--encoder.batch_groups 1",
+        )
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> Config:
         """A copy with dotted fields replaced, checked as a whole: `{"method.k": 10}`.
 
         Another `method.name` (or `method.module`) replaces the settings of method, views and
-        optimizer by those that the method declares (`MethodSettings.defaults_for`, which may also
-        name settings of other groups); `encoder.weights` lowers the learning rate and keeps the
-        statistics of batch norm. Other overrides win.
+        optimizer by those that the method declares (`MethodSettings.defaults_for`). It may also
+        declare settings of other groups; those of the method before are undone. `encoder.weights`
+        lowers the learning rate and keeps the statistics of batch norm. Other overrides win.
         """
         groups = self.to_dict()
         method = self._other_method(overrides)
         if method is not None:
+            self._undo_method(groups)
             groups |= {
                 "method": dataclasses.asdict(method),
                 "views": dataclasses.asdict(Views()),
@@ -240,6 +261,14 @@ class Config:
             group, _, field_name = path.partition(".")
             groups[group][field_name] = value
         return Config.from_dict(groups)
+
+    def _undo_method(self, groups: dict[str, dict[str, Any]]) -> None:
+        """Set what the present method has declared to the defaults, where it still is so."""
+        defaults = Config().to_dict()
+        for path, value in self.method.defaults_for(self.data.image_size).items():
+            group, _, name = path.partition(".")
+            if group != "method" and groups[group][name] == value:
+                groups[group][name] = defaults[group][name]
 
     def _other_method(self, overrides: Mapping[str, Any]) -> MethodSettings | None:
         """The default settings of the method that the overrides choose, if it is another one."""

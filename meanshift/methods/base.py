@@ -36,7 +36,8 @@ class StepOutput:
     """target embeddings of unit length, before any whitening: the loop measures their rank and
     spread and recognizes a collapse by them"""
     metrics: Metrics = field(default_factory=dict)
-    """`agreement`, the mean cosine of predictions and raw targets, helps to detect a collapse"""
+    """`agreement`, the mean cosine of predictions and raw targets or of the two views, helps to
+    detect a collapse"""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class Batch:
     labels: Int[Tensor, " batch"] | None = None
     """for metrics only; -1 is unknown"""
     shuffle_seed: int | None = None
-    """permute the images over all processes before a forward pass without gradient"""
+    """permute the images over all processes, and over the groups of batch norm if there are any,
+    before a forward pass without gradient"""
 
 
 @dataclass(frozen=True)
@@ -166,19 +168,23 @@ class Method(nn.Module, ABC):
         """Metrics of a snapshot; `batches(views)` gives the labeled snapshot images in views."""
         return {}
 
-    def memory_report(self) -> str:
-        """The memory of the rows that the method has for each sample, in words; "" if it has none.
+    def memory_use(self, batch_size: int) -> dict[str, int]:
+        """Bytes by name of what is large beside the weights, such as a row for each sample.
 
-        It is printed before the first step.
+        `batch_size` is the number of images that a process has in a step.
         """
         memories = [m for m in self.modules() if isinstance(m, SampleMemory)]
         if not memories:
-            return ""
-        megabytes = sum(buffer.nbytes for m in memories for buffer in m.buffers()) / 1e6
-        return (
-            f"a row for each of {len(memories[0].rows):,} samples: {megabytes:,.0f} MB in each "
-            f"process and in each checkpoint"
-        )
+            return {}
+        name = f"a row for each of {len(memories[0].rows):,} samples, also in each checkpoint"
+        return {name: sum(buffer.nbytes for m in memories for buffer in m.buffers())}
+
+    def memory_report(self, batch_size: int) -> str:
+        """`memory_use` in words, which are printed before the first step; "" if there is none."""
+        parts = [
+            f"{name}: {size / 1e6:,.0f} MB" for name, size in self.memory_use(batch_size).items()
+        ]
+        return f"memory in each process: {'; '.join(parts)}" if parts else ""
 
     def collapse_hint(self) -> str:
         """The likely cause of a collapse, in words, for the warning."""

@@ -6,7 +6,8 @@ after the optimizer. As in the code, the last layer of each head has no bias.
 
 What differs: the target starts as a copy of the online encoder, in the code with weights of its own
 (its authors see no significant difference). In the views, brightness is a factor, in the code an
-offset; crops are bilinear, in the paper bicubic.
+offset; crops are bilinear, in the paper bicubic. Not done here: the code's ResNets start the last
+batch norm of each residual block with weight 0, for which the encoders have no setting.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -67,12 +67,8 @@ class BYOL(MomentumTarget):
         """The online embedding through the predictor, of unit length."""
         return normalize(self.predictor(check_embedding(self.online(view), self.dim)))
 
-    @torch.no_grad()
-    def project(self, view: Any) -> Float[Tensor, "batch dim"]:
-        """The target embedding, of unit length; batch norm uses the batch's own statistics."""
-        return normalize(check_embedding(self.apply_target(view), self.dim))
-
     def step(self, batch: Batch) -> StepOutput:
+        """Both views in their order: there is no target view and no online view."""
         self.shuffle_seed = batch.shuffle_seed
         return Method.step(self, batch)
 

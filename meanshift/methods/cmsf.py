@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from meanshift.methods.base import BuildContext, StepOutput
 from meanshift.methods.memory_bank import MemoryBank
 from meanshift.methods.msf import MeanShift, Neighbors
-from meanshift.methods.sample_memory import SampleMemory
+from meanshift.methods.sample_memory import SampleMemory, require_ids
 
 
 class CMSF(MeanShift):
@@ -85,9 +85,7 @@ class CMSF(MeanShift):
         labels: Int[Tensor, " batch"] | None = None,
     ) -> StepOutput:
         """Half of the distance to the neighbors of u, half of that to the constrained ones."""
-        if ids is None:
-            raise ValueError("CMSF needs the ids of the images: pass ids to the step")
-        ids = ids.to(u.device, non_blocking=True)
+        ids = require_ids(ids, "CMSF").to(u.device, non_blocking=True)
         labels = None if labels is None else labels.to(u.device, non_blocking=True)
         previous = self._previous(u, ids)
         slots = self._enqueue(u, ids, labels)

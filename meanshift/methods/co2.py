@@ -56,9 +56,9 @@ class CO2(MoCo):
     ) -> StepOutput:
         """MoCo's cross entropy, and the consistency of q and k."""
         contrast = super().compare(q, k, queue)
-        consistency = self.consistency(q, k, queue)
+        consistency = self.alpha * self.consistency(q, k, queue)
         metrics = {**contrast.metrics, "consistency": (consistency.detach(), len(q))}
-        return replace(contrast, loss=contrast.loss + self.alpha * consistency, metrics=metrics)
+        return replace(contrast, loss=contrast.loss + consistency, metrics=metrics)
 
     def consistency(
         self,

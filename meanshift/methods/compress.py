@@ -94,11 +94,6 @@ class CompRess(MomentumTarget):
             wanted = (teacher @ teacher_rows.T / self.temperature).log_softmax(1)
             return F.kl_div(predicted, wanted, reduction="batchmean", log_target=True)
 
-    @torch.no_grad()
-    def project(self, view: Any) -> Float[Tensor, "batch dim"]:
-        """The embedding of the student's moving average, of unit length."""
-        return normalize(check_embedding(self.apply_target(view), self.dim))
-
     def step(self, batch: Batch) -> StepOutput:
         self.shuffle_seed = batch.shuffle_seed
         output: StepOutput = self(batch.views[0], ids=batch.ids, labels=batch.labels)
@@ -116,6 +111,7 @@ class CompRess(MomentumTarget):
 
     @classmethod
     def build(cls, settings: Any, context: BuildContext) -> CompRess:
+        cached_samples = settings.cached_samples(context.dataset_size)
         teacher = Teacher.load(settings.teacher)
         dim = settings.dim or teacher.dim
         return cls(
@@ -125,9 +121,21 @@ class CompRess(MomentumTarget):
             bank_size=settings.bank_size,
             temperature=settings.temperature,
             momentum=settings.momentum,
-            cached_samples=context.dataset_size if settings.cached_teacher else 0,
+            cached_samples=cached_samples,
             seed=context.seed,
         )
+
+    def memory_use(self, batch_size: int) -> dict[str, int]:
+        queues = (self.student_queue, self.teacher_queue)
+        use = {
+            "two queues, also in each checkpoint": sum(
+                b.nbytes for q in queues for b in q.buffers()
+            )
+        }
+        if self.cached_samples:
+            name = f"the teacher's features of {self.cached_samples:,} samples"
+            use[name] = self.cached_samples * self.teacher.dim * self.teacher_queue.rows.itemsize
+        return use
 
     def not_saved(self) -> tuple[str, ...]:
         return ("teacher.network.",)

@@ -55,6 +55,6 @@ def variance_and_covariance(
 
 def _covariance(rows: Float[Tensor, "batch dim"]) -> Float[Tensor, "dim dim"]:
     """The unbiased covariance of the rows of all processes, with a gradient."""
-    count = distributed.all_sum(torch.tensor(float(len(rows)), device=rows.device))
+    count = distributed.all_sum(rows.new_full((), float(len(rows))))
     centered = rows - distributed.all_sum(rows.sum(0)) / count
     return distributed.all_sum(centered.mT @ centered) / (count - 1)

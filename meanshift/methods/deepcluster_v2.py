@@ -5,9 +5,11 @@ Paper: https://arxiv.org/abs/2006.09882, appendix. Official code: facebookresear
 large crops had in the last one; the centroids are the prototypes of the epoch, without gradient.
 
 Differences from the official code: the first clustering is that of one pass over the data in
-evaluation views, in eval mode, instead of in training crops; a sample that the last epoch left out
-(an incomplete batch) keeps its older row instead of being ignored; those of `methods.swav` in batch
-norm, learning rate and LARS. The official recipe has a batch of 4,096 only.
+evaluation views, in eval mode, instead of in training crops; it has the embeddings minus their
+mean, since those of a random network, whose batch norm has no statistics yet, lie in a narrow cone;
+a sample that the last epoch left out (an incomplete batch) keeps its older row instead of being
+ignored; those of `methods.swav` in batch norm, learning rate and LARS. The official recipe has a
+batch of 4,096 only.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from meanshift.config import Views, ViewSpec
 from meanshift.methods.base import Batch, BuildContext, Method, Progress, StepOutput
 from meanshift.methods.embeddings import check_embedding, normalize
 from meanshift.methods.multi_crop import LARGE_CROPS, embed_crops, multi_crop_views
-from meanshift.methods.sample_memory import SampleMemory
+from meanshift.methods.sample_memory import SampleMemory, require_ids
 from meanshift.models.features import eval_mode
 from meanshift.ops.kmeans import spherical_kmeans
 from meanshift.runtime import distributed, rng
@@ -93,12 +95,12 @@ class DeepClusterV2(Method):
     def forward(
         self,
         *crops: Tensor,
-        ids: Int[Tensor, " batch"],
+        ids: Int[Tensor, " batch"] | None = None,
         labels: Int[Tensor, " batch"] | None = None,
     ) -> StepOutput:
         """One step of the paper, up to the loss; in eval mode the memory is not written."""
         z = embed_crops(self.online, crops, self.dim)
-        ids = ids.to(z.device, non_blocking=True)
+        ids = require_ids(ids, type(self).__name__).to(z.device, non_blocking=True)
         loss = self._loss(z, self.assignments[:, ids])
         if self.training:
             self.memory.update(ids, torch.cat([*z[:LARGE_CROPS]], 1))
@@ -121,15 +123,21 @@ class DeepClusterV2(Method):
 
     @torch.no_grad()
     def _fill(self, batches: Iterator[Batch]) -> None:
-        """Fill the memory with the embedding of one view of each sample, for both crops."""
+        """Fill the memory with the centered embedding of a view of each sample, for both crops."""
         ids = [self.assignments.new_empty(0)]
-        rows = [self.memory.rows[:0]]
+        outputs = [self.memory.rows[:0, : self.dim]]
         with eval_mode(self.online) as encoder:
             for batch in batches:  # another number of them in each process: exchanged at the end
-                z = normalize(check_embedding(encoder(batch.views[0]), self.dim))
                 ids.append(batch.ids)
-                rows.append(z.repeat(1, LARGE_CROPS).to(rows[0]))
-        self.memory.update(torch.cat(ids), torch.cat(rows))
+                outputs.append(check_embedding(encoder(batch.views[0]), self.dim).to(outputs[0]))
+        z = torch.cat(outputs)
+        count = distributed.all_sum(z.new_full((), len(z)))
+        z = normalize(z - distributed.all_sum(z.sum(0)) / count)
+        self.memory.update(torch.cat(ids), z.repeat(1, LARGE_CROPS))
+
+    def memory_use(self, batch_size: int) -> dict[str, int]:
+        clusters = {"their clusters, also in each checkpoint": self.assignments.nbytes}
+        return super().memory_use(batch_size) | clusters
 
     @classmethod
     def views(cls, settings: Any, operators: Views) -> tuple[ViewSpec, ...]:

@@ -8,7 +8,8 @@ Paper: https://arxiv.org/abs/2010.11694. Official file: WangFeng18/InvariancePro
 `objective.py` (`main.py` for the order of a step), which is followed: the walk may reach a sample
 several times and counts it as often (the paper: a breadth-first search without repetition), and
 the neighbors of a sample are those of its last view.
-Differences: memory rows start with unit length (the code: uniform values). A sample that was not
+Differences: memory rows start with unit length (the code: uniform values), the head with PyTorch's
+weights (the code: Xavier's, and biases of 0). A sample that was not
 seen yet is its own neighbor (the code: sample 0). The background of L_inv is without the sample;
 the code subtracts it also where it is not among the most similar ones. In short runs L_inv starts
 after a quarter of the epochs.
@@ -27,7 +28,7 @@ from meanshift.config import Views, ViewSpec
 from meanshift.methods.base import BuildContext, Method, Metrics, Progress, StepOutput
 from meanshift.methods.embeddings import check_embedding, normalize
 from meanshift.methods.neighbor_graph import NeighborGraph
-from meanshift.methods.sample_memory import SampleMemory
+from meanshift.methods.sample_memory import SampleMemory, require_ids
 from meanshift.models.heads import head
 
 EPSILON = 1e-7  # added to a probability before its logarithm, as in the code
@@ -85,9 +86,7 @@ class InvP(Method):
         labels: Int[Tensor, " batch"] | None = None,
     ) -> StepOutput:
         """One step of the paper, up to the loss; `after_update` writes the memory."""
-        if ids is None:
-            raise ValueError("InvP needs the ids of the samples: pass ids to the step")
-        ids = ids.to(self.memory.rows.device, non_blocking=True)
+        ids = require_ids(ids, "InvP").to(self.memory.rows.device, non_blocking=True)
         v = normalize(check_embedding(self.online(view), self.dim))
         with torch.autocast(v.device.type, enabled=False):
             similar = v @ self.memory.rows.to(v.dtype).T  # to all samples
@@ -127,6 +126,12 @@ class InvP(Method):
         started = now.epoch >= min(self.warmup_epochs, now.epochs // 4)
         self.weight = self.invariance if started else 0.0
         return {"invariance": self.weight}
+
+    def memory_use(self, batch_size: int) -> dict[str, int]:
+        return super().memory_use(batch_size) | {
+            "their neighbors, also in each checkpoint": self.graph.neighbors.nbytes,
+            "similarities of a step": batch_size * len(self.memory.rows) * 4,
+        }
 
     @classmethod
     def views(cls, settings: Any, operators: Views) -> tuple[ViewSpec, ...]:  # noqa: ARG003

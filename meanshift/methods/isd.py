@@ -12,7 +12,7 @@ does not. For small images nothing was published: those settings are ours.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -33,6 +33,13 @@ class ISD(MoCo):
 
     The step is that of `MoCo` with another loss and a predictor.
     """
+
+    own_settings: ClassVar[tuple[str, ...]] = (
+        "temperature",
+        "target_temperature",
+        "bank_size",
+        "momentum",
+    )
 
     def __init__(
         self,
@@ -78,8 +85,7 @@ class ISD(MoCo):
     def build(cls, settings: Any, context: BuildContext) -> ISD:
         """From the settings `ISD`; the heads follow the authors' rule, as in Mean Shift."""
         encoder = context.encoder(dim=settings.dim, hidden=settings.hidden)
-        names = ("temperature", "target_temperature", "bank_size", "momentum")
-        arguments = {name: getattr(settings, name) for name in names}
+        arguments = {name: getattr(settings, name) for name in cls.own_settings}
         method = cls(encoder, encoder.dim, hidden=encoder.hidden, seed=context.seed, **arguments)
         method.settings = settings
         return method

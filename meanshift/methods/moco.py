@@ -8,7 +8,8 @@ facebookresearch/moco, `moco/builder.py`; for CIFAR `colab/moco_cifar10_demo.ipy
 `symmetric`, the sum of both directions, is an option. Paper and code agree: a batch is compared
 with the queue before its keys are enqueued, so they are no negatives of each other. The code moves
 the target encoder before it computes the keys. Here it is moved after the optimizer, which is the
-same, since both encoders begin equal. The demo also splits batch norm into 8 groups.
+same, since both encoders begin equal. The demo also splits the batch into 8 groups for batch norm
+and shuffles the keys over them, as images of at most 32 pixels have it here too.
 """
 
 from __future__ import annotations
@@ -73,12 +74,12 @@ class MoCo(MomentumTarget):
     ) -> StepOutput:
         """One step of the paper, up to the loss; in eval mode nothing is enqueued."""
         q = self.query(online_view)
-        k = self.key(target_view)
+        k = self.project(target_view)
         queue = self.queue(q.dtype)
         output = self.compare(q, k, queue)
         keys = [k]
         if self.symmetric:
-            other_k = self.key(online_view)
+            other_k = self.project(online_view)
             other = self.compare(self.query(target_view), other_k, queue)
             output = replace(average(output, other), loss=output.loss + other.loss)
             keys = [other_k, k]
@@ -90,11 +91,6 @@ class MoCo(MomentumTarget):
     def query(self, view: Any) -> Float[Tensor, "batch dim"]:
         """q: the online embedding, of unit length."""
         return normalize(check_embedding(self.online(view), self.dim))
-
-    @torch.no_grad()
-    def key(self, view: Any) -> Float[Tensor, "batch dim"]:
-        """k: the target embedding, of unit length."""
-        return normalize(check_embedding(self.apply_target(view), self.dim))
 
     def queue(self, dtype: torch.dtype) -> Float[Tensor, "slots dim"]:
         """A copy of the queue: the batch is enqueued before the backward pass needs the rows."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from meanshift.config import Views, ViewSpec
 from meanshift.methods.base import Batch, Method, Progress, StepOutput
+from meanshift.methods.embeddings import check_embedding, normalize
 from meanshift.methods.schedules import cosine_to_one
+from meanshift.models.split_batch_norm import SplitBatchNorm2d
 from meanshift.runtime import distributed
 
 
@@ -20,11 +24,13 @@ class MomentumTarget(Method):
 
     target: nn.Module
     """moving average of the online encoder; no gradient"""
+    dim: int
     momentum: float
     settings: Any = None
     """the settings that it was built from, for schedules; None as a library call"""
     shuffle_seed: int | None = None
-    """seed by which the target's images are permuted over all processes, or None"""
+    """seed by which the target's images are permuted over all processes and all groups of batch
+    norm (SplitBN), or None"""
 
     @classmethod
     def views(cls, settings: Any, operators: Views) -> tuple[ViewSpec, ...]:
@@ -41,9 +47,23 @@ class MomentumTarget(Method):
         return output
 
     def apply_target(self, view: Any) -> Tensor:
-        """The target's output for a view; its images are shuffled first if a seed is set."""
-        seed = self.shuffle_seed if self.training else None
-        return distributed.apply_shuffled(self.target, view, seed)
+        """The target's output for a view; its images are shuffled first if a seed is set.
+
+        Where batch norm sees the whole batch, in one process without groups, they need not be.
+        """
+        shuffled = self.training and (distributed.world_size() > 1 or self._has_groups)
+        return distributed.apply_shuffled(
+            self.target, view, self.shuffle_seed if shuffled else None
+        )
+
+    @cached_property
+    def _has_groups(self) -> bool:
+        return any(isinstance(module, SplitBatchNorm2d) for module in self.target.modules())
+
+    @torch.no_grad()
+    def project(self, view: Any) -> Float[Tensor, "batch dim"]:
+        """The target embedding, of unit length; batch norm uses the batch's own statistics."""
+        return normalize(check_embedding(self.apply_target(view), self.dim))
 
     def encoders(self) -> Sequence[nn.Module]:
         return [self.online, self.target]

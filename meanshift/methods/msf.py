@@ -43,6 +43,7 @@ class MeanShift(MomentumTarget):
 
     `k`, `momentum` and `shuffle_seed` (None, or the seed by which the target's images are permuted
     over all processes, so that batch norm leaks nothing) are attributes to set between steps.
+    `project` gives u, the target embedding of unit length.
     """
 
     def __init__(
@@ -117,11 +118,6 @@ class MeanShift(MomentumTarget):
     def predict(self, embedding: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
         """v: the online embedding through the predictor, of unit length."""
         return normalize(self.predictor(embedding))
-
-    @torch.no_grad()
-    def project(self, view: Any) -> Float[Tensor, "batch dim"]:
-        """u: the target embedding, of unit length; batch norm uses the batch's own statistics."""
-        return normalize(check_embedding(self.apply_target(view), self.dim))
 
     def _enqueue(self, u: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor | None:
         if self.bank is None or not self.training:

@@ -16,17 +16,18 @@ class NCELoss(nn.Module):
     """Tell the row of a sample from negatives that are drawn uniformly from `samples` rows.
 
     A row has the probability P = exp(similarity / temperature) / Z. Z is estimated from the first
-    batch in training, over all processes, and then constant, as in VISSL.
+    batch in training, over all processes, and then constant, as in VISSL; in logarithms, so that no
+    temperature overflows.
     """
 
-    normalizer: Float[Tensor, ""]
-    """Z; 0 before the first batch"""
+    log_normalizer: Float[Tensor, ""]
+    """log Z; minus infinity before the first batch"""
 
     def __init__(self, samples: int, temperature: float) -> None:
         super().__init__()
         self.samples = samples
         self.temperature = temperature
-        self.register_buffer("normalizer", torch.zeros(()))
+        self.register_buffer("log_normalizer", torch.tensor(-torch.inf))
 
     def forward(
         self,
@@ -40,13 +41,18 @@ class NCELoss(nn.Module):
             similar = torch.cat([positive, embeddings @ negatives.to(embeddings).T], 1)
             exponents = similar / self.temperature
             log_noise = math.log(len(negatives) / self.samples)
-            logits = exponents - self._normalize(exponents.detach()).log() - log_noise
+            logits = exponents - self._log_z(exponents.detach()) - log_noise
             return (F.softplus(-logits[:, 0]) + F.softplus(logits[:, 1:]).sum(1)).mean()
 
-    def _normalize(self, exponents: Float[Tensor, "batch compared"]) -> Float[Tensor, ""]:
-        estimate = exponents.exp().mean() * self.samples
-        distributed.all_mean_(estimate)
-        z = torch.where(self.normalizer > 0, self.normalizer.to(estimate), estimate)
+    def _log_z(self, exponents: Float[Tensor, "batch compared"]) -> Float[Tensor, ""]:
+        own = exponents.logsumexp((0, 1))
+        count = own.new_full((), exponents.numel())
+        totals = distributed.all_gather_rows(
+            torch.stack([own, count])[None], [1] * distributed.world_size()
+        )
+        mean = totals[:, 0].logsumexp(0) - totals[:, 1].sum().log()
+        known = self.log_normalizer.to(mean)
+        log_z = torch.where(known.isfinite(), known, mean + math.log(self.samples))
         if self.training:
-            self.normalizer.copy_(z)
-        return z
+            self.log_normalizer.copy_(log_z)
+        return log_z

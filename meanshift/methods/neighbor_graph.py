@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from meanshift.methods.sample_memory import last_of_each
 from meanshift.runtime import distributed
 
 
@@ -31,7 +32,8 @@ class NeighborGraph(nn.Module):
     @torch.no_grad()
     def update(self, ids: Int[Tensor, " batch"], nearest: Int[Tensor, "batch k1"]) -> None:
         """Write the neighbors of the samples of all processes: of k+1 nearest ones, the sample
-        itself is replaced by the last."""
+        itself is replaced by the last. Of a sample that is in a batch twice the last row counts."""
         near = torch.where(nearest == ids[:, None], nearest[:, -1:], nearest)[:, :-1]
         rows = distributed.all_gather_rows(torch.cat([ids[:, None], near], 1))
-        self.neighbors[rows[:, 0]] = rows[:, 1:]
+        written = rows[:, 0].contiguous()
+        self.neighbors[written] = rows[last_of_each(written), 1:]

@@ -7,8 +7,9 @@ Paper: https://arxiv.org/abs/1912.01991. Official files: VISSL
 `configs/config/pretrain/pirl/pirl_jigsaw_4node_resnet50.yaml`, `vissl/losses/nce_loss.py`, which
 are followed: the normalizer Z is estimated from the first batch of patches and then constant, a
 negative may be the sample itself, and the image embedding updates the row after both losses.
-Differences: the samples of a step share their negatives (VISSL draws them for each, which takes
-batch x negatives rows of memory), of which there are at most as many as samples; VISSL's
+Differences: the samples of a step share their negatives, in both losses and in all processes
+(VISSL draws them for each, which takes batch x negatives rows of memory); there are at most as many
+as samples; VISSL's
 photometric operators (posterize, sharpness, solarize, autocontrast) are missing, and its epsilon
 beside the noise probability is left out.
 Not verified: the paper's own program, of which VISSL is the successor.
@@ -27,7 +28,7 @@ from meanshift.config import Views, ViewSpec
 from meanshift.methods.base import BuildContext, Method, StepOutput
 from meanshift.methods.embeddings import check_embedding, normalize
 from meanshift.methods.nce import NCELoss
-from meanshift.methods.sample_memory import SampleMemory
+from meanshift.methods.sample_memory import SampleMemory, require_ids
 from meanshift.models.heads import head
 from meanshift.models.view_whitening import without_whitening
 from meanshift.runtime import rng
@@ -81,8 +82,7 @@ class PIRL(Method):
         labels: Int[Tensor, " batch"] | None = None,
     ) -> StepOutput:
         """One step of the paper, up to the loss; in eval mode nothing is written."""
-        if ids is None:
-            raise ValueError("PIRL needs the ids of the samples: pass ids to the step")
+        ids = require_ids(ids, "PIRL")
         of_patches = self.embed_patches(patches)
         of_image = normalize(check_embedding(self.online(image), self.dim))
         rows = self.memory.read(ids)

@@ -1,4 +1,7 @@
-"""One row per training sample, the same in every process (InvP, PIRL, DeepCluster-v2, SeLa-v2)."""
+"""One row per training sample, the same in every process.
+
+InvP, PIRL, CMSF, DeepCluster-v2 and SeLa-v2 have it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class SampleMemory(nn.Module):
         if size < 1 or dim < 1:
             raise ValueError(
                 f"a memory of {size} samples of {dim} values; need at least 1 of each: give the "
-                f"number of samples of the dataset (a stream of unknown length has no memory)"
+                f"number of samples of the dataset"
             )
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum of a sample memory: got {momentum}, need 0 <= momentum < 1")
@@ -59,6 +62,13 @@ class SampleMemory(nn.Module):
             new = normalize(torch.lerp(new, self.rows[ids], self.momentum))
         self.rows[ids] = new[last_of_each(ids)]
         self.seen[ids] = True
+
+
+def require_ids(ids: Int[Tensor, " batch"] | None, name: str) -> Int[Tensor, " batch"]:
+    """The ids of a step, or an error that names who needs them."""
+    if ids is None:
+        raise ValueError(f"{name} needs the ids of the samples: pass ids to the step")
+    return ids
 
 
 def last_of_each(ids: Int[Tensor, " n"]) -> Int[Tensor, " n"]:

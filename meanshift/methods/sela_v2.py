@@ -8,7 +8,8 @@ equal shares over the whole dataset, of softmax probabilities to the power of la
 
 Our reading, not verified: three sets of labels, renewed in each epoch from the embeddings of the
 last one; lambda for probabilities of temperature 0.1; prototypes never frozen; rounds of Sinkhorn
-until shares differ by 5% from equal ones, at most 100.
+until shares differ by 5% from equal ones, at most 100. The first labels are those of embeddings
+minus their mean, as in `methods.deepcluster_v2`.
 """
 
 from __future__ import annotations

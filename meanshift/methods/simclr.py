@@ -7,7 +7,9 @@ Paper: https://arxiv.org/abs/2002.05709. Official code: google-research/simclr, 
 and `tf2/model.py`. Followed is the code: the loss is the mean over images of the *sum* of both
 views' losses, twice the paper's average over views; both views go through the encoder as one batch,
 so that batch norm sees both; the head has 3 layers (version 2; the paper has 2), each with batch
-norm, the last one without a shift. Not taken over: the initialization of the head by N(0, 0.01).
+norm, the last one without a shift. Not done here: the code initializes the head by N(0, 0.01), and
+starts the last batch norm of each residual block with weight 0, for which the encoders have no
+setting.
 """
 
 from __future__ import annotations
@@ -45,10 +47,7 @@ class SimCLR(Method):
     @classmethod
     def views(cls, settings: Any, operators: Views) -> tuple[ViewSpec, ...]:  # noqa: ARG003
         """Two strong views."""
-        return (
-            operators.spec("first", "strong", index=0),
-            operators.spec("second", "strong", index=1),
-        )
+        return operators.pair(asymmetric=False)
 
     def forward(
         self,

@@ -62,7 +62,7 @@ class SimSiam(Method):
         z1, z2 = self.embed(first), self.embed(second)
         p1, p2 = self.predictor(z1), self.predictor(z2)
         loss = -(_cosine(p1, z2.detach()) + _cosine(p2, z1.detach())) / 2
-        metrics: Metrics = {"agreement": (_cosine(z1, z2).detach(), len(z1))}
+        metrics: Metrics = {"agreement": (-loss.detach(), len(z1))}
         return StepOutput(loss, normalize(z1.detach()), metrics)
 
     def embed(self, view: Any) -> Float[Tensor, "batch dim"]:

@@ -79,12 +79,14 @@ class SwAV(Method):
         z = embed_crops(self.online, crops, self.dim)
         scores = self._scores(z)
         log_p = (scores / self.temperature).log_softmax(2)
-        past = self._scores(self._past_embeddings())
+        with torch.no_grad():
+            past = self._scores(self._past_embeddings())
+        total = log_p.sum(0)
         loss = z.new_zeros(())
         for crop in range(LARGE_CROPS):
             q = self._assign(torch.cat([past[crop], scores[crop]]))[len(past[crop]) :]
-            others = torch.cat([log_p[:crop], log_p[crop + 1 :]])
-            loss = loss - (q * others.mean(0)).sum(1).mean() / LARGE_CROPS
+            others = (total - log_p[crop]) / (len(z) - 1)
+            loss = loss - (q * others).sum(1).mean() / LARGE_CROPS
         if self.queue is not None and self.use_queue and self.training:
             self.queue.enqueue(torch.cat([*z[:LARGE_CROPS].detach()], 1))
         agreement = (z[0] * z[1]).sum(1).mean().detach()

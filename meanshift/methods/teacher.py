@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from meanshift.methods.base import Batch
 from meanshift.methods.embeddings import check_embedding, normalize
+from meanshift.methods.sample_memory import require_ids
 from meanshift.models.weights import fingerprint, load_weights
 from meanshift.runtime import distributed
 
@@ -57,20 +58,20 @@ class Teacher(nn.Module):
         """The features of a view, or the cached ones of the samples; of unit length."""
         if self.cache is None:
             return normalize(check_embedding(self.network(view), self.dim))
-        if ids is None:
-            raise ValueError("a cached teacher needs the ids of the samples: pass ids to the step")
+        ids = require_ids(ids, "a cached teacher")
         return self.cache[ids.to(self.cache.device, non_blocking=True)]
 
     @torch.no_grad()
     def fill_cache(self, batches: Iterable[Batch], rows: Float[Tensor, "samples dim"]) -> None:
-        """Compute the features of all samples once, into `rows` that are zero.
+        """Compute the features of all samples once, into `rows` that are zero; they are the cache.
 
         Of several processes each has its part of the batches.
         """
         for batch in batches:
             features = normalize(check_embedding(self.network(batch.views[0]), self.dim))
             rows[batch.ids] = features.to(rows)
-        self.cache = distributed.all_sum(rows)
+        distributed.all_sum_(rows)
+        self.cache = rows
 
     def card(self) -> dict[str, str]:
         """What a run records of it."""

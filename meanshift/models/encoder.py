@@ -47,6 +47,8 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         self.backbone, self.features = build_backbone(settings, image_size=image_size)
+        if settings.batch_groups > 1:
+            split_batch_norm(self.backbone, settings.batch_groups)
         self.fixed_batch_norm = settings.batch_norm == "fixed"
         self.dim = dim or self.features // 4
         self.hidden = hidden or 2 * self.features
@@ -69,10 +71,11 @@ class Encoder(nn.Module):
 
 
 def build_backbone(settings: config.Encoder, *, image_size: int = 224) -> tuple[nn.Module, int]:
-    """Build an untrained backbone without its classifier; return it and its number of features."""
+    """Build an untrained backbone without its classifier; return it and its number of features.
+
+    Its batch norm is plain: the groups of `batch_groups` are for pretraining (`Encoder`) only.
+    """
     network, features = _build_network(settings, image_size)
-    if settings.batch_groups > 1:
-        split_batch_norm(network, settings.batch_groups)
     if settings.output == "whitened":
         return ViewWhitening(network, features), features
     return network, features

@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from meanshift.data import Source, UnreadableSample
 from meanshift.models.features import BATCH_SIZE, evaluation_batches
+from meanshift.models.split_batch_norm import SplitBatchNorm2d
 from meanshift.runtime import rng
 
 PCA_IMAGES = 256
@@ -201,21 +202,26 @@ def readable_batches(
 def _batch_statistics(network: nn.Module) -> Iterator[list[_BatchNorm]]:
     """Let batch norm use the statistics of its batch and everything else, as dropout, be inactive.
 
-    Modes and momentum are restored.
+    The batch is not split into groups. Modes, momentum and groups are restored.
     """
     modes = {module: module.training for module in network.modules()}
     norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
     momenta = [norm.momentum for norm in norms]
+    groups = {norm: norm.groups for norm in norms if isinstance(norm, SplitBatchNorm2d)}
     network.eval()
     try:
         for norm in norms:
             norm.train()
+        for split in groups:
+            split.groups = 1
         yield norms
     finally:
         for module, training in modes.items():
             module.training = training
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
+        for split, count in groups.items():
+            split.groups = count
 
 
 def _set_filters(layer: nn.Conv2d, inputs: Tensor, generator: torch.Generator) -> None:

@@ -1,15 +1,19 @@
 """Batch norm over groups of a batch, as if each group were on a GPU of its own (SplitBN).
 
-The small recipes of MoCo and of methods compared with it train one GPU as if it were eight: batch
-norm then tells less about the other images of a batch. The parameters and their names are those of
-batch norm, so weights can be exchanged.
+The small recipe of MoCo trains on one GPU with groups that simulate eight. Together with shuffled
+keys, a query and its key are then normalized with different images, so that batch norm does not
+reveal which key belongs to which query. The parameters and their names are those of batch norm, so
+weights can be exchanged.
 """
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from meanshift.runtime import distributed
 
 
 class SplitBatchNorm2d(nn.BatchNorm2d):
@@ -25,44 +29,49 @@ class SplitBatchNorm2d(nn.BatchNorm2d):
     def forward(
         self, input: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch channels height width"]:
-        if not self.training:
+        if not self.training or self.groups == 1:
             return super().forward(input)
-        batch, channels, *size = input.shape
-        if batch % self.groups:
+        if len(input) % self.groups:
             raise ValueError(
-                f"encoder.batch_groups: got {self.groups} groups for {batch} images; need a "
-                f"--train.batch_size that is a multiple of the groups, in each process"
+                f"batch norm: got {len(input)} images for {self.groups} groups in this process; "
+                f"need a multiple: change --train.batch_size or --encoder.batch_groups"
             )
         assert self.running_mean is not None and self.running_var is not None
-        assert self.weight is not None and self.bias is not None
-        # The channels of each part become channels of their own, side by side.
-        parts = input.unflatten(0, (self.groups, -1)).transpose(0, 1).flatten(1, 2)
-        mean, var = (s.repeat(self.groups) for s in (self.running_mean, self.running_var))
-        momentum = 0.0 if self.momentum is None else self.momentum
-        output = F.batch_norm(
-            parts,
-            mean,
-            var,
-            self.weight.repeat(self.groups),
-            self.bias.repeat(self.groups),
-            training=True,
-            momentum=momentum,
-            eps=self.eps,
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        momentum = self.momentum
+        if momentum is None:  # the average of all batches
+            momentum = 1.0 / float(self.num_batches_tracked)
+        mean = self.running_mean.repeat(self.groups, 1)
+        var = self.running_var.repeat(self.groups, 1)
+        output = torch.cat(
+            [
+                F.batch_norm(
+                    part, mean[group], var[group], self.weight, self.bias, True, momentum, self.eps
+                )
+                for group, part in enumerate(input.chunk(self.groups))
+            ]
         )
-        self.running_mean.copy_(mean.view(self.groups, channels).mean(0))
-        self.running_var.copy_(var.view(self.groups, channels).mean(0))
-        if self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-        whole: Tensor = output.unflatten(1, (self.groups, channels)).transpose(0, 1)
-        return whole.reshape(batch, channels, *size)
+        self.running_mean.copy_(mean.mean(0))
+        self.running_var.copy_(var.mean(0))
+        return output
 
 
 def split_batch_norm(network: nn.Module, groups: int) -> None:
-    """Replace every two-dimensional batch norm of a network; its weights stay the same."""
+    """Replace every two-dimensional batch norm of a network; its weights stay the same.
+
+    `groups` is that of the whole batch: each process has its share of them.
+    """
+    processes = distributed.world_size()
+    if groups % processes:
+        raise ValueError(
+            f"encoder.batch_groups: got {groups} groups for {processes} processes, need a multiple "
+            f"of the processes: --encoder.batch_groups {-(-groups // processes) * processes}, or 1"
+        )
     for module in network.modules():
         for name, child in module.named_children():
             if type(child) is nn.BatchNorm2d:
-                split = SplitBatchNorm2d(child.num_features, groups)
+                split = SplitBatchNorm2d(child.num_features, groups // processes)
                 split.eps, split.momentum = child.eps, child.momentum
                 split.load_state_dict(child.state_dict())
                 setattr(module, name, split)

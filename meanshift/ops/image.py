@@ -74,13 +74,14 @@ def cut_patches(
 
     The patches of an image follow one another.
     """
-    pixel = torch.arange(size)
+    device = images.device
+    corners = corners.to(device, non_blocking=True)
+    flips = flips.to(device, non_blocking=True)[:, :, None]
+    pixel = torch.arange(size, device=device)
     rows = corners[:, :, :1] + pixel
-    columns = corners[:, :, 1:] + torch.where(flips[:, :, None], pixel.flip(0), pixel)
-    rows = rows.to(images.device, non_blocking=True)[..., None]
-    columns = columns.to(images.device, non_blocking=True)[:, :, None]
-    image = torch.arange(len(images), device=images.device)[:, None, None, None]
-    patches = images.permute(0, 2, 3, 1)[image, rows, columns]
+    columns = corners[:, :, 1:] + torch.where(flips, pixel.flip(0), pixel)
+    image = torch.arange(len(images), device=device)[:, None, None, None]
+    patches = images.permute(0, 2, 3, 1)[image, rows[..., None], columns[:, :, None]]
     return patches.permute(0, 1, 4, 2, 3).flatten(0, 1).contiguous()
 
 

@@ -204,6 +204,12 @@ def all_max(*own: int) -> list[int]:
 # Tensors
 
 
+def all_sum_(tensor: Tensor) -> None:
+    """Replace a tensor by its sum over all processes, in place and without a gradient."""
+    if world_size() > 1:
+        distributed.all_reduce(tensor)
+
+
 def all_mean_(tensor: Tensor) -> None:
     """Replace a tensor by its mean over all processes, in place."""
     if world_size() > 1:
@@ -301,12 +307,17 @@ def apply_shuffled(function: Callable[[Any], Tensor], own: Any, seed: int | None
 
     Without a seed nothing is permuted.
     """
-    if world_size() == 1 or seed is None:
+    if seed is None:
         return function(own)
+    generator = torch.Generator().manual_seed(seed)
+    if world_size() == 1:
+        order = torch.randperm(len(own), generator=generator)
+        output = function(_in_memory_format_of(own, own[_moved(order, own)]))
+        return output[_moved(order.argsort(), own)]
     counts = torch.tensor(all_lengths(len(own)))
     ends = counts.cumsum(0)
     own_slice = slice(int(ends[rank()] - counts[rank()]), int(ends[rank()]))
-    order = torch.randperm(int(ends[-1]), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(int(ends[-1]), generator=generator)
     positions = order.argsort()[own_slice]  # where each of the own rows goes
     destinations = torch.bucketize(positions, ends, right=True)
     origins = torch.bucketize(order[own_slice], ends, right=True)
@@ -314,11 +325,15 @@ def apply_shuffled(function: Callable[[Any], Tensor], own: Any, seed: int | None
     receive_counts = origins.bincount(minlength=len(counts)).tolist()
     send_order = positions.argsort()
     receive_order = origins.argsort(stable=True)
-    received = all_to_all(own[send_order.to(own.device)], send_counts, receive_counts)
-    shuffled = received[receive_order.argsort().to(own.device)]
+    received = all_to_all(own[_moved(send_order, own)], send_counts, receive_counts)
+    shuffled = received[_moved(receive_order.argsort(), own)]
     output = function(_in_memory_format_of(own, shuffled))
-    returned = all_to_all(output[receive_order.to(own.device)], receive_counts, send_counts)
-    return returned[send_order.argsort().to(own.device)]
+    returned = all_to_all(output[_moved(receive_order, own)], receive_counts, send_counts)
+    return returned[_moved(send_order.argsort(), own)]
+
+
+def _moved(indices: Tensor, other: Tensor) -> Tensor:
+    return indices.to(other.device, non_blocking=True)
 
 
 def _in_memory_format_of(own: Tensor, other: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from meanshift.methods import Batch
 from meanshift.models.features import evaluation_batches
 from meanshift.ops import collapse
 from meanshift.runtime import distributed, rng, signals
-from meanshift.runtime.device import pick_device
+from meanshift.runtime.device import autocast, pick_device
 from meanshift.runtime.errors import SharedError
 from meanshift.training.session import MakeMonitor, Session, open_session
 from meanshift.training.snapshot import snapshot_epochs, take_snapshot
@@ -45,15 +45,16 @@ def train(session: Session) -> None:
     schedule = session.schedule
     console = session.console
     train_step = TrainStep(session)
-    if state.step < schedule.total:
-        session.method.begin_session(lambda: training_data(session))
-    if state.step == 0:
-        observe(session, 0, evaluate=settings.monitor_every > 0)
     with (
         signals.catch_signals(patience=_signal_patience()) as received,
         console,
         closing(session.batches()) as batches,
     ):
+        if state.step < schedule.total:
+            with autocast(session.device, session.precision):  # as in a step
+                session.method.begin_session(lambda: announced_pass(session))
+        if state.step == 0:
+            observe(session, 0, evaluate=settings.monitor_every > 0)
         save_pending = False
         for images in batches:
             now = schedule.progress(images.step)
@@ -61,7 +62,7 @@ def train(session: Session) -> None:
             epoch_ends = schedule.ends_epoch(now.step)
             if schedule.begins_epoch(now.step):
                 torch.manual_seed(rng.derive_seed(settings.seed, now.step, rng.NETWORK))
-                session.method.begin_epoch(now, lambda: training_data(session))
+                session.method.begin_epoch(now, lambda: announced_pass(session))
             scheduled: dict[str, float | int] = {"lr": schedule.set_lr(state.optimizer, now.step)}
             scheduled |= session.method.set_progress(now)
 
@@ -146,6 +147,13 @@ def report_bad_files(session: Session, found: list[tuple[str, str]]) -> None:
         session.console.print(f"warning: {message}")
         session.run_directory.warn(session.state.step, "bad image", reason, file=title)
     bad_files.check()
+
+
+def announced_pass(session: Session) -> Iterator[Batch]:
+    """`training_data` after a line that says so, since it may take minutes."""
+    images = f"{len(session.source):,} training images"
+    session.console.print(f"{session.config.method.name}: one pass over the {images}")
+    return training_data(session)
 
 
 def training_data(session: Session) -> Iterator[Batch]:

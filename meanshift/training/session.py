@@ -5,6 +5,7 @@ The order is deliberate: refuse, lock, read, write. What is refused leaves every
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -161,7 +162,8 @@ def open_session(
         session.console.start(session.state.step)
         session.trackers.start(session.state.step)
         stack.callback(session.trackers.close)
-        for message in (session.method.memory_report(), *session.start.messages):
+        images = math.ceil(session.config.train.batch_size / distributed.world_size())
+        for message in (session.method.memory_report(images), *session.start.messages):
             if message:
                 session.console.print(message)
         for message in session.start.warnings:

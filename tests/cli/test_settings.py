@@ -93,6 +93,18 @@ def test_another_method_brings_its_own_views_optimizer_and_schedule():
     )
 
 
+def test_flags_that_the_defaults_of_another_method_must_fit_are_known_to_the_first_pass(tmp_path):
+    """MoCo has 8 groups of batch norm at 32 pixels, which a batch of 100 does not have."""
+    file = tmp_path / "config.json"
+    file.write_text(recipe("cifar10-r18").with_overrides({"train.batch_size": 100}).to_json())
+    words = ("--config", str(file), "--method.name", "moco")
+    with pytest.raises(ValueError, match=r"got 100.*--train\.batch_size 104"):
+        parse(*words)
+    assert parse(*words, "--train.batch_size", "104").encoder.batch_groups == 8
+    assert parse(*words, "--encoder.batch_groups", "1").train.batch_size == 100
+    assert parse(*words, "--data.image_size", "64").encoder.batch_groups == 1
+
+
 def test_the_settings_that_given_weights_change_are_printed(capsys):
     config = parse("small", "--encoder.weights", "a.pth", "--optim.heads_first", "0.1")
     assert capsys.readouterr().err.splitlines() == [

@@ -107,6 +107,18 @@ def test_changed_back_it_has_the_defaults():
     assert there.with_overrides({"method.name": "msf"}).method == MSF()
 
 
+def test_what_a_method_declares_for_other_groups_is_undone_by_the_next():
+    base = recipe("cifar10-r18")
+    for names in (("moco", "byol"), ("byol", "moco"), ("moco", "isd"), ("simclr", "msf")):
+        config = base
+        for name in names:
+            config = config.with_overrides({"method.name": name})
+        expected = base.with_overrides({"method.name": names[1]})
+        assert (config.encoder, config.train) == (expected.encoder, expected.train)
+    chosen = base.with_overrides({"method.name": "moco", "train.batch_norm": "local"})
+    assert chosen.with_overrides({"method.name": "isd"}).train.batch_norm == "local"
+
+
 def test_differences_between_methods_have_none_for_what_one_lacks():
     changed = differences(Config(), Config(method=BYOLAsym(momentum=0.9)))
     assert changed["method.name"] == ("msf", "byol-asym")

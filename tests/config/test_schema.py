@@ -52,7 +52,8 @@ FREE = {
     for name, (kind, _, _) in SETTINGS.items()
     if choices(kind) is not None
     and name not in ("method.name", "method.k", "method.k_start", "method.bank_size")
-    and name not in ("train.epochs", "optim.warmup_epochs", "train.batch_size")
+    and name not in ("train.epochs", "optim.warmup_epochs")
+    and name not in ("train.batch_size", "encoder.batch_groups")
     and name not in ("optim.name", "optim.momentum", "optim.heads_first")
 }
 OVERRIDES = st.fixed_dictionaries({}, optional=FREE)
@@ -237,6 +238,20 @@ def test_a_batch_larger_than_the_bank():
 
 def test_a_symmetric_step_adds_two_rows_an_image():
     assert "512" in error_for("method.bank_size", 511, change(method__symmetric=True))
+
+
+@pytest.mark.parametrize(("size", "wanted"), [(100, 104), (8, 16)])
+def test_a_batch_is_a_multiple_of_the_groups_of_batch_norm(size, wanted):
+    message = error_for("train.batch_size", size, change(encoder__batch_groups=8))
+    assert f"got {size}" in message and f"--train.batch_size {wanted}," in message
+    assert "--encoder.batch_groups 1" in message
+    assert change(encoder__batch_groups=8, train__batch_size=wanted).encoder.batch_groups == 8
+
+
+def test_groups_of_batch_norm_are_not_synchronized():
+    message = error_for("train.batch_norm", "sync", change(encoder__batch_groups=8))
+    assert "got 'sync'" in message and "--train.batch_norm shuffle" in message
+    assert change(train__batch_norm="sync").train.batch_norm == "sync"
 
 
 def test_k_of_one_needs_no_bank():

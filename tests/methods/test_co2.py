@@ -69,7 +69,7 @@ def test_three_steps_follow_the_formulas():
             t.data = MOMENTUM * t.data + (1 - MOMENTUM) * o.data
         loss, consistency, keys = naive_step(online, target, queue, one, two)
         torch.testing.assert_close(output.loss, loss, rtol=1e-12, atol=0)
-        torch.testing.assert_close(output.metrics["consistency"][0], consistency.detach())
+        torch.testing.assert_close(output.metrics["consistency"][0], ALPHA * consistency.detach())
         assert not output.metrics["consistency"][0].requires_grad
         for optimizer, value in ((ours, output.loss), (theirs, loss)):
             optimizer.zero_grad()
@@ -97,7 +97,7 @@ def test_each_term_alone_moves_the_online_encoder_towards_lower_values():
     queue = method.queue(torch.float64)
 
     def term(name):
-        q, k = method.query(one), method.key(two)
+        q, k = method.query(one), method.project(two)
         return MoCo.compare(method, q, k, queue).loss if name else method.consistency(q, k, queue)
 
     for name in ("contrast", ""):

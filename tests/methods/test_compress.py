@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from meanshift.config.methods.distillation import CompRess as Settings
 from meanshift.config.recipes import recipe
-from meanshift.methods import Batch
+from meanshift.methods import Batch, BuildContext
 from meanshift.methods.compress import CompRess
 from meanshift.methods.teacher import Teacher
 from meanshift.runtime import checkpoint, distributed
@@ -174,6 +175,36 @@ def test_a_cached_teacher_is_computed_once_from_evaluation_views():
     plain.begin_session(lambda: pytest.fail("without the option there is no pass"))
 
 
+def test_two_processes_fill_one_cache_in_place():
+    def cache():
+        ours = method(cached_samples=3 * BATCH)
+        first, last = distributed.shard_range(3)
+        rows = torch.zeros(3 * BATCH, TEACHER_DIM, dtype=torch.float64)
+        ours.teacher.fill_cache((Batch((view(s),), ids(s)) for s in range(first, last)), rows)
+        return rows, ours.teacher.cache is rows
+
+    (alone,) = in_processes(1, cache)
+    assert alone[1] and (alone[0].norm(dim=1) > 0.99).all()
+    for rows, in_place in in_processes(2, cache):
+        assert in_place and torch.equal(rows, alone[0])
+
+
+def test_the_memory_of_queues_and_cache_is_reported():
+    (queues,) = method().float().memory_use(8).values()
+    per_row = (DIM + TEACHER_DIM) * 4
+    assert BANK * per_row <= queues <= BANK * (per_row + 2 * (8 + 8)) + 64  # ids, labels, cursor
+    ours = method(cached_samples=2_000_000).float()
+    assert list(ours.memory_use(8).values()) == [queues, 2_000_000 * TEACHER_DIM * 4]
+    assert "the teacher's features of 2,000,000 samples: 32 MB" in ours.memory_report(8)
+
+
+def test_a_cache_needs_the_number_of_images():
+    settings = Settings(teacher="pixels", cached_teacher=True)
+    assert settings.cached_samples(7) == 7 and Settings().cached_samples(7) == 0
+    with pytest.raises(ValueError, match=r"method\.cached_teacher: got True, need the number of"):
+        CompRess.build(settings, BuildContext(encoder=lambda **_: pytest.fail("too late")))
+
+
 def test_settings():
     config = recipe("imagenet-r50").with_overrides({"method.name": "compress"})
     assert config.optim.lr == 0.01 and config.views.crop_area == (0.08, 1.0)
@@ -192,7 +223,9 @@ def test_settings():
         session_module.build_method(missing)
 
 
-def test_a_run_records_its_teacher_and_does_not_continue_with_another(tmp_path, monkeypatch):
+def test_a_run_records_its_teacher_and_does_not_continue_with_another(
+    tmp_path, monkeypatch, capsys
+):
     source = make_arrays(tmp_path)
     config = recipe("cifar10-r18").with_overrides(
         {
@@ -212,6 +245,9 @@ def test_a_run_records_its_teacher_and_does_not_continue_with_another(tmp_path, 
         }
     )
     run = pretrain(config, tmp_path / "run")
+    printed = capsys.readouterr().err
+    assert printed.count("compress: one pass over the 40 training images") == 1
+    assert "the teacher's features of 40 samples" in printed
     card = json.loads((run / "environment.json").read_text())["method"]
     assert card["teacher"] == "pixels" and "raw pixels" in card["title"]
     state = checkpoint.latest(run / "checkpoints")[0]["method"]

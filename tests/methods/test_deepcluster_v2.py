@@ -52,7 +52,8 @@ class Naive:
         self.encoder = copy.deepcopy(method.online)
         self.optimizer = optimizer_of(self.encoder.parameters())
         with torch.no_grad():
-            rows = unit_rows(self.encoder(images()))
+            outputs = self.encoder(images())
+            rows = unit_rows(outputs - sum(outputs) / SAMPLES)
         self.memories = [dict(enumerate(rows)), dict(enumerate(rows))]
 
     def cluster(self, epoch):
@@ -133,6 +134,32 @@ def test_only_the_first_epoch_passes_over_the_data_and_in_eval_mode():
     assert modes and not any(modes)
     assert method.online.training
     method.begin_epoch(Progress(3, 3, 2), lambda: pytest.fail("a second pass"))
+
+
+def filled_from_a_cone():
+    """The rows after the first pass, of an encoder whose outputs are nearly the same."""
+    method = build()
+    with torch.no_grad():
+        method.online.layers[2].weight.mul_(1e-3)
+        method.online.layers[2].bias.fill_(1.0)
+    plain = unit_rows(method.online(images()).detach())
+    method.begin_epoch(Progress(0, 3, 2), pass_over_the_data)
+    return plain, method.memory.rows[:, :DIM]
+
+
+def test_the_first_clustering_has_embeddings_without_their_mean():
+    """Outputs of a random network lie in a narrow cone, which has no clusters."""
+    plain, rows = filled_from_a_cone()
+    assert float(plain.mean(0).norm()) > 0.99999
+    torch.testing.assert_close(rows.norm(dim=1), torch.ones(SAMPLES).double())
+    assert float(rows.mean(0).norm()) < 0.5
+    for _, found in in_processes(2, filled_from_a_cone):
+        torch.testing.assert_close(found, rows, rtol=0, atol=1e-9)
+
+
+def test_missing_ids_are_named():
+    with pytest.raises(ValueError, match="DeepClusterV2 needs the ids of the samples: pass ids"):
+        build()(*crops(0))
 
 
 def test_clusters_are_restored_from_a_checkpoint():
@@ -216,6 +243,7 @@ def test_a_recipe_takes_the_settings_of_the_paper():
     assert method_class(config.method) is DeepClusterV2
     assert (config.method.prototypes, config.method.clusterings) == (3000, 3)
     assert (config.optim.name, config.optim.warmup_epochs) == ("lars", 10)
+    assert config.train.batch_norm == "sync"
     assert [view.count for view in view_specs(config)] == [2, 6]
     small = recipe("cifar10-r18").with_overrides({"method.name": "deepcluster-v2"})
     assert (small.optim.name, small.optim.warmup_epochs, small.method.prototypes) == (
@@ -245,9 +273,12 @@ def test_it_has_a_row_for_each_sample_and_states_their_memory():
     assert method.memory.rows.shape == (40_000, 2 * DIM)
     assert method.iterations == 7
     assert len(method.prototypes) == 3 and method.prototypes[0].shape == (2500, DIM)
-    assert "each of 40,000 samples: 2 MB" in method.memory_report()
+    rows, clusters = method.memory_use(8).values()
+    assert rows == 40_000 * (2 * DIM * 4 + 1)
+    assert clusters == 40_000 * 3 * 8
+    assert "each of 40,000 samples, also in each checkpoint: 2 MB;" in method.memory_report(8)
 
 
-def test_data_of_unknown_length_is_refused():
-    with pytest.raises(ValueError, match=r"got 'deepcluster-v2', need data of known length"):
+def test_without_the_number_of_images_it_is_refused():
+    with pytest.raises(ValueError, match=r"got 'deepcluster-v2', need the number of images"):
         built(0)

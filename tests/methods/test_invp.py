@@ -168,7 +168,7 @@ def test_a_new_method_has_samples_that_are_their_own_neighbors():
         fresh(torch.randn(2, 7))
     with pytest.raises(ValueError, match="need fewer: lower k"):
         InvP(nn.Linear(7, DIM), DIM, samples=4, k=4)
-    with pytest.raises(ValueError, match="stream of unknown length"):
+    with pytest.raises(ValueError, match="number of samples of the dataset"):
         InvP(nn.Linear(7, DIM), DIM, samples=0)
 
 
@@ -239,4 +239,14 @@ def test_settings():
     mlp = small.with_overrides({"method.head": "mlp"})
     layers = session_module.build_method(mlp, source).online.projector
     assert [type(layer) for layer in layers] == [nn.Linear, nn.ReLU, nn.Linear]
-    assert layers[0].out_features == layers[0].in_features == 64
+    assert (layers[0].in_features, layers[0].out_features) == (64, 2048)
+    as_wide = session_module.build_method(mlp.with_overrides({"method.hidden": 0}), source)
+    assert as_wide.online.projector[0].out_features == 64
+
+
+def test_the_memory_of_rows_neighbors_and_similarities_is_reported():
+    ours = InvP(nn.Linear(7, DIM), DIM, samples=30_000)
+    rows, neighbors, similarities = ours.memory_use(batch_size=256).values()
+    assert rows == 30_000 * (DIM * 4 + 1) and neighbors == 30_000 * 4 * 8
+    assert similarities == 256 * 30_000 * 4
+    assert "similarities of a step: 31 MB" in ours.memory_report(256)

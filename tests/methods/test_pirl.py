@@ -1,6 +1,7 @@
 """PIRL against NCE in plain loops, as its definition with probabilities reads."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 from meanshift.config.recipes import recipe
 from meanshift.data.arrays import ArraySource
 from meanshift.methods import view_specs
+from meanshift.methods.nce import NCELoss
 from meanshift.methods.pirl import PIRL
 from meanshift.runtime import distributed
 from meanshift.training import session as session_module
@@ -127,14 +129,14 @@ def test_three_steps_are_those_of_the_naive_reference():
         optimizer.step()
         ours.after_update()
         torch.testing.assert_close(ours.memory.rows, torch.stack(naive.rows), atol=1e-12, rtol=0)
-    assert float(ours.nce.normalizer) == pytest.approx(naive.z)
+    assert float(ours.nce.log_normalizer.exp()) == pytest.approx(naive.z)
     assert drawn[0] != drawn[1] != drawn[2]
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.0], ids=["patches", "image"])
 def test_each_term_moves_its_head_and_is_lowered_by_its_gradient(weight):
     ours = method(patch_weight=weight).eval()
-    ours.nce.normalizer.fill_(20.0)
+    ours.nce.log_normalizer.fill_(math.log(20.0))
     before = ours(*views(), ids=ids()).loss
     before.backward()
     heads = {
@@ -173,7 +175,7 @@ def test_in_eval_mode_nothing_is_written_and_negatives_belong_to_the_step():
     assert not torch.equal(method()._draw_negatives(), ours._draw_negatives())
     with pytest.raises(ValueError, match="pass ids"):
         ours(*views())
-    with pytest.raises(ValueError, match="stream of unknown length"):
+    with pytest.raises(ValueError, match="number of samples of the dataset"):
         method(samples=0)
 
 
@@ -193,7 +195,7 @@ def test_two_processes_give_the_gradient_and_the_memory_of_the_whole_batch():
             losses.append(output.loss.detach())
             gradients = [parameter.grad.clone() for parameter in trained(ours)]
             optimizer.step()
-        return torch.stack(losses), gradients, ours.memory.rows, ours.nce.normalizer
+        return torch.stack(losses), gradients, ours.memory.rows, ours.nce.log_normalizer
 
     (whole,) = in_processes(1, part)
     parts = in_processes(2, part)
@@ -201,6 +203,37 @@ def test_two_processes_give_the_gradient_and_the_memory_of_the_whole_batch():
     torch.testing.assert_close(mean_loss, whole[0], atol=1e-12, rtol=0)
     for result in parts:
         torch.testing.assert_close(result[1:], whole[1:], atol=1e-12, rtol=0)
+
+
+def random_rows(count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(count, DIM, generator=generator, dtype=torch.float64)
+    return rows / rows.norm(dim=1, keepdim=True)
+
+
+def normalizer_of_parts(*sizes):
+    """log Z of a first batch of which each process has its part."""
+    nce = NCELoss(SAMPLES, 0.05).double()
+    embeddings, rows = (
+        random_rows(BATCH, seed).split(sizes)[distributed.rank()] for seed in (1, 2)
+    )
+    nce(embeddings, rows, random_rows(NEGATIVES, 3))
+    return nce.log_normalizer
+
+
+def test_the_normalizer_is_that_of_all_rows_also_in_unequal_parts():
+    alone = normalizer_of_parts(BATCH)
+    for found in in_processes(2, normalizer_of_parts, 5, 1):
+        torch.testing.assert_close(found, alone, atol=1e-12, rtol=0)
+
+
+def test_low_temperatures_do_not_overflow():
+    nce = NCELoss(SAMPLES, 0.002)
+    embeddings = random_rows(BATCH, 1).float().requires_grad_()
+    loss = nce(embeddings, embeddings.detach(), random_rows(NEGATIVES, 3).float())
+    loss.backward()
+    assert loss.isfinite() and embeddings.grad.isfinite().all()
+    assert 480 < nce.log_normalizer < 520  # 1 / temperature; exp of it is no float32
 
 
 def test_settings():

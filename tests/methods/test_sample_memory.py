@@ -1,9 +1,12 @@
 """The memory of one row per sample: reading, writing, momentum, several processes."""
 
+import time
+
 import pytest
 import torch
 
-from meanshift.methods.sample_memory import SampleMemory
+from meanshift.methods.neighbor_graph import NeighborGraph
+from meanshift.methods.sample_memory import SampleMemory, last_of_each, require_ids
 from meanshift.runtime import distributed
 from tests.support.forked import in_processes
 
@@ -90,3 +93,39 @@ def test_of_a_sample_that_is_in_a_batch_twice_the_last_row_counts():
     memory.update(torch.tensor([2, 0, 2]), rows)
     assert torch.equal(memory.read(torch.tensor([2, 0])), rows[[2, 1]])
     memory.update(torch.empty(0, dtype=torch.long), rows[:0])
+
+
+def test_many_rows_are_written_at_once():
+    """A square of 50,000 ids would have 2.5 billion values."""
+    memory = SampleMemory(50_000, 2)
+    ids = torch.randint(50_000, (50_000,), generator=torch.Generator().manual_seed(1))
+    new = rows(50_000, 2)
+    start = time.perf_counter()
+    memory.update(ids, new)
+    assert time.perf_counter() - start < 1
+    last = {sample: number for number, sample in enumerate(ids.tolist())}
+    assert last_of_each(ids).tolist() == [last[sample] for sample in ids.tolist()]
+    assert torch.equal(memory.read(ids), new[last_of_each(ids)])
+
+
+def test_of_a_sample_that_is_in_a_batch_twice_the_last_neighbors_count(monkeypatch):
+    graph = NeighborGraph(9, 2)
+    ids = torch.tensor([3, 5, 3, 3])
+    nearest = torch.tensor([[3, 1, 2], [5, 6, 7], [4, 3, 8], [0, 3, 6]])
+    chosen = []
+
+    def spy(written):
+        chosen.append(last_of_each(written).tolist())
+        return last_of_each(written)
+
+    monkeypatch.setattr("meanshift.methods.neighbor_graph.last_of_each", spy)
+    graph.update(ids, nearest)
+    assert graph.neighbors[[3, 5]].tolist() == [[0, 6], [7, 6]]
+    assert chosen == [[3, 1, 3, 3]]  # equal rows: their order of writing is not fixed on a GPU
+
+
+def test_missing_ids_are_named():
+    ids = torch.arange(3)
+    assert require_ids(ids, "InvP") is ids
+    with pytest.raises(ValueError, match="InvP needs the ids of the samples: pass ids"):
+        require_ids(None, "InvP")

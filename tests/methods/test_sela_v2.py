@@ -57,7 +57,8 @@ class Naive:
         self.learning = [*self.encoder.parameters(), *self.prototypes]
         self.optimizer = optimizer_of(self.learning)
         with torch.no_grad():
-            rows = unit_rows(self.encoder(images()))
+            outputs = self.encoder(images())
+            rows = unit_rows(outputs - sum(outputs) / SAMPLES)
         self.memories = [dict(enumerate(rows)), dict(enumerate(rows))]
 
     @torch.no_grad()
@@ -193,5 +194,5 @@ def test_it_is_built_from_its_settings():
     method = built(320)
     assert (method.sharpness, method.iterations, len(method.prototypes)) == (9.0, 100, 2)
     assert all(p.shape == (20, DIM) and p.requires_grad for p in method.prototypes)
-    with pytest.raises(ValueError, match="got 'sela-v2', need data of known length"):
+    with pytest.raises(ValueError, match="got 'sela-v2', need the number of images"):
         built(0)

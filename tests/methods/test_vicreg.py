@@ -145,6 +145,7 @@ def test_the_papers_settings():
 def test_the_small_settings():
     config = recipe("cifar10-r18").with_overrides({"method.name": "vicreg"})
     assert config.method.dim == config.method.hidden == 2048
+    assert (config.optim.name, config.optim.lr) == ("adamw", 1e-3)
     assert config.optim.weight_decay == 1e-4
     assert all((view.blur, view.solarize) == (0.0, 0.1) for view in view_specs(config))
 

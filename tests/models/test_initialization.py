@@ -21,6 +21,7 @@ from meanshift.models.initialization import (
     principal_filters,
     set_principal_components,
 )
+from meanshift.models.split_batch_norm import split_batch_norm
 from tests.support.exact import assert_same
 from tests.support.sources import open_one
 
@@ -232,6 +233,19 @@ def test_statistics_are_the_mean_over_batches_of_other_images(monkeypatch):
     variances = torch.stack([output.var((0, 2, 3)) for output in outputs])
     torch.testing.assert_close(network[1].running_mean, means.mean(0))
     torch.testing.assert_close(network[1].running_var, variances.mean(0))
+
+
+def test_groups_of_batch_norm_are_not_used_for_its_statistics():
+    """The batches of 50 images are no multiple of the 8 groups."""
+    torch.manual_seed(0)
+    networks = [nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten()) for _ in "ab"]
+    networks[1].load_state_dict(networks[0].state_dict())
+    split_batch_norm(networks[1], 8)
+    results = [initialize(network, small_source(100)) for network in networks]
+    assert results[0] == results[1]
+    assert_same(networks[1].state_dict(), networks[0].state_dict())
+    assert networks[1][1].running_mean.abs().min() > 0
+    assert networks[1][1].groups == 8
 
 
 def test_unreadable_images_are_left_out(tmp_path, make_images):

@@ -29,6 +29,23 @@ def test_each_of_several_processes_uses_its_own_gpu_unless_one_is_named(monkeypa
         assert distributed.local_device(torch.device(setting)) == torch.device(device)
 
 
+def test_one_process_permutes_rows_and_returns_them_in_order():
+    images = torch.arange(48.0).view(6, 2, 2, 2).contiguous(memory_format=torch.channels_last)
+    seen = []
+
+    def function(rows):
+        seen.append(rows)
+        return rows.flatten(1) * 2
+
+    for seed in (None, 3, 3, 4):
+        output = distributed.apply_shuffled(function, images, seed)
+        assert torch.equal(output, images.flatten(1) * 2)
+    assert seen[0] is images
+    orders = [(rows[:, 0, 0, 0] / 8).int().tolist() for rows in seen]
+    assert orders[1] == orders[2] != orders[3] and orders[1] != sorted(orders[1]) == orders[0]
+    assert all(rows.is_contiguous(memory_format=torch.channels_last) for rows in seen)
+
+
 def communicate():
     rank = distributed.rank()
     mean = torch.tensor([1.0, 10.0]) * (rank + 1)

@@ -1,12 +1,13 @@
 """The loop: hooks of the method, log lines, monitor, kept checkpoints, errors."""
 
 import json
+import signal
 
 import pytest
 import torch
 
 from meanshift.methods import StepOutput
-from meanshift.runtime import checkpoint
+from meanshift.runtime import checkpoint, signals
 from meanshift.runtime.errors import SharedError
 from meanshift.training import loop
 from meanshift.training.loop import pretrain
@@ -57,6 +58,24 @@ def test_a_run_that_continues_within_an_epoch_does_not_begin_it_again(arrays, tm
     session = train(config, tmp_path / "run")
     begun = [step for name, step in session.method.calls if name == "begin_epoch"]
     assert begun == [20]
+
+
+def test_begin_session_is_announced_and_has_precision_and_signals_of_a_step(
+    arrays, tmp_path, monkeypatch, capsys
+):
+    seen = []
+
+    def begin_session(self, batches):
+        signal.raise_signal(signal.SIGTERM)  # does not end it
+        for batch in batches():
+            seen.append((len(batch.ids), self.online.projector(torch.zeros(1, 8)).dtype))
+
+    monkeypatch.setattr(Toy, "begin_session", begin_session)
+    config = toy_config(arrays, train__precision="bfloat16")
+    with pytest.raises(signals.Stopped, match="saved at step 1;"):
+        train(config, tmp_path / "run")
+    assert seen == [(40, torch.bfloat16)]
+    assert "toy: one pass over the 40 training images" in capsys.readouterr().err
 
 
 def test_hooks_of_each_step_come_in_their_order(arrays, tmp_path):

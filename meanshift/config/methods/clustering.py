@@ -14,8 +14,9 @@ from meanshift.config.parsing import need
 class Clustering(MethodSettings):
     """What the three share: multi-crop, unit embeddings and prototypes.
 
-    The optimizer is the one of the official run with a batch of 256. The small-scale values are
-    those of lightly's CIFAR-10 benchmark of SwAV, for 256 images, with AdamW for Adam.
+    The optimizer is that of SwAV's official run with a batch of 256, also for the other two; the
+    crops are those of DeepCluster-v2's 800-epoch script. The small-scale values are those of
+    lightly's CIFAR-10 benchmark of SwAV, for 256 images, with AdamW for Adam.
     """
 
     defaults: ClassVar[Mapping[str, Any]] = {
@@ -25,6 +26,7 @@ class Clustering(MethodSettings):
         "optim.lr": 0.6,
         "optim.schedule": "step",
         "optim.weight_decay": 1e-6,
+        "train.batch_norm": "sync",
     }
     small_defaults: ClassVar[Mapping[str, Any]] = {
         "views.blur": 0.0,
@@ -144,12 +146,12 @@ class SampleClustering(Clustering):
         need(self.iterations >= 1, "method.iterations", self.iterations, "1 or more")
 
     def check_samples(self, samples: int) -> int:
-        """The number of images; an error if it is unknown."""
+        """The number of images; an error if there is none."""
         need(
             samples > 0,
             "method.name",
             self.name,
-            "data of known length, since it has a row for each image (--method.name swav has none)",
+            "the number of images, since it has a row for each (--method.name swav has none)",
         )
         return samples
 

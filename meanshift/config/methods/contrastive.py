@@ -64,8 +64,8 @@ class MomentumContrast(MomentumQueue):
     @classmethod
     def defaults_for(cls, image_size: int) -> Mapping[str, Any]:
         """CIFAR has the eight groups of batch norm that the official notebook simulates."""
-        groups = {"encoder.batch_groups": 8} if image_size <= 32 else {}
-        return {**super().defaults_for(image_size), **groups}
+        groups = {"encoder.batch_groups": 8, "train.batch_norm": "shuffle"}
+        return {**super().defaults_for(image_size), **(groups if image_size <= 32 else {})}
 
     dim: int = 128
     """size of the embedding"""
@@ -93,7 +93,8 @@ class MoCo(MomentumContrast):
     """Momentum Contrast v2: cross entropy of the other view's key among a queue of negatives.
 
     The learning rate is for a batch of 256. The small-scale settings are those of the authors'
-    CIFAR-10 demo, whose batch norm is also split into 8 groups.
+    CIFAR-10 demo; images of at most 32 pixels also have its 8 groups of batch norm, over which the
+    keys are shuffled.
 
     paper: Chen, Fan, Girshick, He 2020, https://arxiv.org/abs/2003.04297
     cost: 2 forward passes and 1 backward pass per image (`symmetric`: 4 and 2)
@@ -109,7 +110,8 @@ class MoCo(MomentumContrast):
 class CO2(MomentumContrast):
     """Consistent Contrast: MoCo v2, and both views equally similar to each negative.
 
-    `alpha` and `consistency_temperature` could not be verified. Everything else is MoCo's.
+    `alpha` 10 and `consistency_temperature` 0.04 could not be verified for MoCo v2. Everything else
+    is MoCo's.
 
     paper: Wei, Wang, Shen, Yuille 2020, https://arxiv.org/abs/2010.02217
     cost: 2 forward passes and 1 backward pass per image (`symmetric`: 4 and 2)
@@ -149,6 +151,8 @@ class ISD(MomentumQueue):
         "method.bank_size": 16_384,
         "views.blur": 0.0,
         "optim.lr": 0.06,
+        "optim.schedule": "step",
+        "optim.warmup_epochs": 5,
         "optim.weight_decay": 5e-4,
     }
     name: Literal["isd"] = "isd"
@@ -171,7 +175,8 @@ class SimCLR(MethodSettings):
     """SimCLR: cross entropy of the other view among all views of the batch; no target encoder.
 
     The learning rate is for a batch of 256, in proportion to it; the paper's batch has 4,096
-    images, and smaller ones have fewer negatives. Batch norm is over all processes.
+    images, and smaller ones have fewer negatives (`optim.accumulate` adds none). Batch norm is over
+    all processes.
 
     paper: Chen, Kornblith, Norouzi, Hinton 2020, https://arxiv.org/abs/2002.05709
     cost: 2 forward passes and 2 backward passes per image

@@ -33,7 +33,8 @@ class CompRess(MethodSettings):
     torchvision:NAME:WEIGHTS or meanshift:NAME; needed again when the run is continued"""
     cached_teacher: bool = False
     """the teacher sees each image once, in its evaluation view, instead of the student's view in
-    each epoch; its features are in memory and computed again when the run is continued"""
+    each epoch; its features are in the memory of each process, 4 bytes x images x features, and
+    are computed again when the run is continued"""
     dim: int = 0
     """size of the student's embedding; 0 is the number of the teacher's features"""
     bank_size: int = 128_000
@@ -56,6 +57,16 @@ class CompRess(MethodSettings):
             self.bank_size,
             f"at least the {batch_size} rows that a step adds (lower --train.batch_size)",
         )
+
+    def cached_samples(self, samples: int) -> int:
+        """The rows of the teacher's cache for so many images; 0 without a cache."""
+        need(
+            samples > 0 or not self.cached_teacher,
+            "method.cached_teacher",
+            self.cached_teacher,
+            "the number of images, since it has a row for each (--method.cached_teacher false)",
+        )
+        return samples if self.cached_teacher else 0
 
     @property
     def passes(self) -> tuple[float, float]:

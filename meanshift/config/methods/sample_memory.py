@@ -42,8 +42,8 @@ class InvP(SampleMemoryMethod):
     For small images their CIFAR program: a linear head, 20 positives, no blur and no flip.
 
     paper: Wang, Liu, Guo, Sun 2020, https://arxiv.org/abs/2010.11694
-    cost: 1 forward pass and 1 backward pass per image; similarities to all samples; one row and
-    the neighbors' ids per sample
+    cost: 1 forward pass and 1 backward pass per image; similarities of each image to all samples
+    (batch x samples x 4 bytes); one row and the neighbors' ids per sample
     """
 
     loss: ClassVar[str] = (
@@ -65,7 +65,7 @@ class InvP(SampleMemoryMethod):
     """name of the method"""
     head: Literal["mlp", "linear"] = "mlp"
     """projector: linear, ReLU, linear; or one linear layer"""
-    hidden: int = 0
+    hidden: int = 2048
     """size of the projector's hidden layer; 0 is the number of the backbone's features"""
     temperature: float = 0.2
     """temperature of the similarities"""

@@ -120,7 +120,8 @@ class VICReg(MethodSettings):
     """Alike embeddings of two views whose dimensions vary and are not correlated.
 
     `optim.lr` is for a batch of 256 (in proportion to it), as the authors give it for 100 epochs;
-    for 1000 epochs it is 0.2.
+    for 1000 epochs it is 0.2. The variances and covariances are those of one batch:
+    `optim.accumulate` adds nothing to them. For small images the optimizer, AdamW, is ours.
 
     paper: Bardes, Ponce, LeCun 2021, https://arxiv.org/abs/2105.04906
     cost: 2 forward passes and 2 backward passes per image; a covariance of `dim` x `dim`
@@ -140,7 +141,7 @@ class VICReg(MethodSettings):
         "optim.weight_decay": 1e-6,
         "train.batch_norm": "sync",
     }
-    # Heads, views and weight decay of solo-learn's CIFAR recipe; its LARS is another one.
+    # Heads and views of solo-learn's CIFAR recipe. Its LARS has a trust coefficient 20 times ours.
     small_defaults: ClassVar[Mapping[str, Any]] = {
         "method.dim": 2048,
         "method.hidden": 2048,
@@ -148,6 +149,8 @@ class VICReg(MethodSettings):
         "views.crop_area": (0.2, 1.0),
         "views.blur": 0.0,
         "views.solarize": 0.1,
+        "optim.name": "adamw",
+        "optim.lr": 1e-3,
         "optim.weight_decay": 1e-4,
     }
     name: Literal["vicreg"] = "vicreg"
@@ -192,7 +195,8 @@ class CMSF(MethodSettings):
     resume_safe: ClassVar[frozenset[str]] = frozenset({"bank_layout"})
     same_view: ClassVar[bool] = False
     k_schedule: ClassVar[str] = "constant"
-    # No small-scale recipe was published: these are what the recipe cifar10-r18 has for MSF.
+    # No small-scale recipe was published: these are what the recipe cifar10-r18 has for MSF,
+    # except `same_image`, which this method does not have.
     small_defaults: ClassVar[Mapping[str, Any]] = {
         "method.bank_size": 16_384,
         "method.search_filled_only": True,
