@@ -176,6 +176,7 @@ def failing():
     raise ValueError("no more")
 
 
+@pytest.mark.slow
 def test_a_contender_runs_in_a_process_of_its_own():
     worker = Worker(counting, 5)
     assert (worker.next(), worker.seconds()) == (6, 7.0)

@@ -182,6 +182,7 @@ def hang(rank, command, out, folder):
     return group.output_of(1 - rank)
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_named_and_the_run_can_be_continued(
     command, whole, halfway, tmp_path
 ):

@@ -170,7 +170,7 @@ def test_torchvision_backbones_are_accepted(name, features):
 @pytest.mark.parametrize("name", ["mobilenet_v2", "vgg11", "googlenet", "efficientnet_b0"])
 def test_the_features_have_no_dropout_of_the_classifier(name):
     """It would be the last layer of the features."""
-    backbone, _ = build_backbone(config.Encoder(name=name))
+    backbone = meta_encoder(name).backbone
     drops = [path for path, m in backbone.named_modules() if isinstance(m, nn.Dropout)]
     assert drops == (["classifier.2"] if name == "vgg11" else [])  # between its hidden layers
 

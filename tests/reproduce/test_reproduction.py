@@ -394,16 +394,19 @@ def interrupted(finished, dataset, tmp_path_factory):
     return seen
 
 
+@pytest.mark.slow
 def test_a_killed_reproduction_ends_its_run_too(interrupted):
     assert len(interrupted.children) == 1 and interrupted.ended == [True]
     assert 0 < interrupted.killed_at < 33
 
 
+@pytest.mark.slow
 def test_two_reproductions_in_one_folder_are_refused(interrupted):
     code, message = interrupted.second
     assert code == 2 and "is reproducing in it" in message and "another --out" in message
 
 
+@pytest.mark.slow
 def test_a_stopped_reproduction_saves_its_runs_and_says_how_to_continue(interrupted):
     assert interrupted.code == signals.REQUEUE == 75
     assert "the same command continues" in interrupted.messages
@@ -413,6 +416,7 @@ def test_a_stopped_reproduction_saves_its_runs_and_says_how_to_continue(interrup
     assert "1 of 2 runs are trained" in interrupted.page
 
 
+@pytest.mark.slow
 def test_an_interrupted_reproduction_ends_in_the_same_bits(interrupted, finished):
     assert_same(outcome(interrupted.run), outcome(finished.out / "runs" / FIRST))
     environment = json.loads((interrupted.run / "environment.json").read_text())
@@ -452,6 +456,7 @@ def damaged(finished, dataset, tmp_path_factory):
     )
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_named_with_its_log(damaged):
     assert damaged.code == 1
     message = damaged.err.rpartition("failed: ")[2]
@@ -464,6 +469,7 @@ def test_a_run_that_fails_is_named_with_its_log(damaged):
     assert f"{SAME_VIEW[1]}, seed 0 failed: " in page.text and str(log) in page.text
 
 
+@pytest.mark.slow
 def test_the_other_runs_are_finished(damaged, finished):
     means = read_table(damaged.out / "same-view.csv")
     expected = {
@@ -477,6 +483,7 @@ def test_the_other_runs_are_finished(damaged, finished):
     assert means[SAME_VIEW[1], "20-NN"] == ""
 
 
+@pytest.mark.slow
 def test_runs_side_by_side_give_the_bits_of_runs_one_after_another(damaged, finished):
     assert [f"{title}, seed 0" for title in SAME_VIEW] in damaged.shown
     assert_same(outcome(damaged.out / "runs" / FIRST), outcome(finished.out / "runs" / FIRST))
