@@ -54,7 +54,7 @@ def configure(name, source, teacher=None, epochs=3):
         "train.batch_size": 12, "train.epochs": epochs, "train.device": "cpu",
         "train.precision": "float32", "train.snapshots": 2, "train.snapshot_images": 12,
         "train.save_every": 0.5, "train.log_every": 1, "train.monitor_every": 0,
-        "method.name": name,
+        "method.name": name, "encoder.batch_groups": 2 if name in ("moco", "co2") else 1,
     }  # fmt: skip
     config = recipe("cifar10-r18").with_overrides(settings)
     more = {"method.bank_size": 24, "method.queue_size": 0, "method.positives": 4}
