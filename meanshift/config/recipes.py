@@ -102,7 +102,7 @@ def cifar10_cpu() -> Config:
 
     command: meanshift pretrain cifar10-cpu --data cifar10 --out runs/c10
     hardware: 2 CPU cores
-    time: about 55 minutes on one core with bfloat16 (1,000 images per second); not measured without
+    time: about 55 minutes on one core with bfloat16, estimated from 1,000 images per second
     result: 20-NN 69.8, 1-NN 67.1, linear 72.8, one seed (PCA start 63.9 and 58.7, random start 56.3
       and 51.1, raw pixels 43.8 and 40.9); these weights are meanshift:cifar10-small
     """

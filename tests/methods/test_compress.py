@@ -16,6 +16,7 @@ from meanshift.runtime import checkpoint, distributed
 from meanshift.training import session as session_module
 from meanshift.training.loop import pretrain
 from tests.support.forked import in_processes
+from tests.support.method_steps import assert_parts_equal_the_whole, take_view_steps
 from tests.support.toy_method import make_arrays
 
 DIM, TEACHER_DIM, BATCH, BANK = 5, 4, 6, 16
@@ -135,28 +136,11 @@ def test_in_eval_mode_nothing_is_written_and_the_teacher_is_never_in_training_mo
 
 def test_two_processes_give_the_gradient_and_the_queues_of_the_whole_batch():
     def part():
-        low, high = distributed.shard_range(BATCH)
         ours = method()
-        optimizer = torch.optim.SGD(ours.online.parameters(), 0.1)
-        losses = []
-        for step in range(2):
-            output = ours(view(step)[low:high], ids=ids(step)[low:high])
-            optimizer.zero_grad()
-            output.loss.backward()
-            for parameter in ours.online.parameters():
-                distributed.all_mean_(parameter.grad)
-            losses.append(output.loss.detach())
-            gradients = [parameter.grad.clone() for parameter in ours.online.parameters()]
-            optimizer.step()
-            ours.after_update()
-        return torch.stack(losses), gradients, ours.student_queue.rows, ours.teacher_queue.rows
+        losses, gradients = take_view_steps(ours, view, ids, 2)
+        return losses, gradients, ours.student_queue.rows, ours.teacher_queue.rows
 
-    (whole,) = in_processes(1, part)
-    parts = in_processes(2, part)
-    mean_loss = sum(result[0] for result in parts) / 2
-    torch.testing.assert_close(mean_loss, whole[0], atol=1e-12, rtol=0)
-    for result in parts:
-        torch.testing.assert_close(result[1:], whole[1:], atol=1e-12, rtol=0)
+    assert_parts_equal_the_whole(part)
 
 
 def test_a_cached_teacher_is_computed_once_from_evaluation_views():

@@ -11,9 +11,8 @@ from meanshift.config.recipes import recipe
 from meanshift.data.arrays import ArraySource
 from meanshift.methods import Progress
 from meanshift.methods.invp import InvP
-from meanshift.runtime import distributed
 from meanshift.training import session as session_module
-from tests.support.forked import in_processes
+from tests.support.method_steps import assert_parts_equal_the_whole, take_view_steps
 
 DIM, BATCH, SAMPLES = 5, 6, 15
 BACKGROUND, K, LAYERS, POSITIVES = 9, 2, 3, 4
@@ -182,28 +181,11 @@ def test_in_eval_mode_nothing_is_written():
 
 def test_two_processes_give_the_gradient_and_the_memory_of_the_whole_batch():
     def part():
-        low, high = distributed.shard_range(BATCH)
         ours = method()
-        optimizer = torch.optim.SGD(ours.online.parameters(), 0.1)
-        losses = []
-        for step in range(2):
-            output = ours(view(step)[low:high], ids=ids(step)[low:high])
-            optimizer.zero_grad()
-            output.loss.backward()
-            for parameter in ours.online.parameters():
-                distributed.all_mean_(parameter.grad)
-            losses.append(output.loss.detach())
-            gradients = [parameter.grad.clone() for parameter in ours.online.parameters()]
-            optimizer.step()
-            ours.after_update()
-        return torch.stack(losses), gradients, ours.memory.rows, ours.graph.neighbors
+        losses, gradients = take_view_steps(ours, view, ids, 2)
+        return losses, gradients, ours.memory.rows, ours.graph.neighbors
 
-    (whole,) = in_processes(1, part)
-    parts = in_processes(2, part)
-    mean_loss = sum(result[0] for result in parts) / 2
-    torch.testing.assert_close(mean_loss, whole[0], atol=1e-12, rtol=0)
-    for result in parts:
-        torch.testing.assert_close(result[1:], whole[1:], atol=1e-12, rtol=0)
+    assert_parts_equal_the_whole(part)
 
 
 def test_the_invariance_starts_after_the_warm_up():

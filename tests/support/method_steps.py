@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from meanshift.methods import Method, StepOutput
 from meanshift.runtime import distributed
+from tests.support.forked import in_processes
 
 
 class _Step(nn.Module):
@@ -54,6 +55,41 @@ def take_steps(
         method.after_update()
     tensors = {k: v.detach() for k, v in method.state_dict().items() if isinstance(v, Tensor)}
     return found, tensors
+
+
+def take_view_steps(
+    method: Method, view: Callable[[int], Tensor], ids: Callable[[int], Tensor], count: int
+) -> tuple[Tensor, list[Tensor]]:
+    """Losses of some steps of a method of one view, and the gradients of the last step.
+
+    Each process has its part of the batch; gradients are averaged.
+    """
+    parameters = list(method.online.parameters())
+    optimizer = torch.optim.SGD(parameters, 0.1)
+    losses = []
+    for step in range(count):
+        first, end = distributed.shard_range(len(ids(step)))
+        output = method(view(step)[first:end], ids=ids(step)[first:end])
+        optimizer.zero_grad()
+        output.loss.backward()
+        for parameter in parameters:
+            assert parameter.grad is not None
+            distributed.all_mean_(parameter.grad)
+        losses.append(output.loss.detach())
+        gradients = [p.grad.clone() for p in parameters if p.grad is not None]
+        optimizer.step()
+        method.after_update()
+    return torch.stack(losses), gradients
+
+
+def assert_parts_equal_the_whole(part: Callable[[], tuple[Tensor, ...]]) -> None:
+    """Two processes return the mean losses of one (first) and all of its other tensors."""
+    (whole,) = in_processes(1, part)
+    parts = in_processes(2, part)
+    mean_loss = sum(result[0] for result in parts) / 2
+    torch.testing.assert_close(mean_loss, whole[0], atol=1e-12, rtol=0)
+    for result in parts:
+        torch.testing.assert_close(result[1:], whole[1:], atol=1e-12, rtol=0)
 
 
 def assert_step_lowers(term: Callable[[], Tensor], parameters: list[nn.Parameter]) -> None:

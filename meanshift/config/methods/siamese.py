@@ -11,6 +11,20 @@ from meanshift.config.methods.base import MethodSettings
 from meanshift.config.parsing import need
 from meanshift.config.views import Strength
 
+_BYOL_RECIPE: Mapping[str, Any] = {
+    "views.crop_area": (0.08, 1.0),
+    "views.jitter_strength": (0.4, 0.4, 0.2, 0.1),
+    "views.blur": 1.0,
+    "views.solarize": 0.2,
+    "optim.name": "lars",
+    "optim.lr": 0.3,
+    "optim.schedule": "step",
+    "optim.warmup_epochs": 10,
+    "optim.weight_decay": 1e-6,
+    "train.batch_norm": "sync",
+}
+"""views and optimizer of BYOL, which VICReg takes over"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BYOL(MethodSettings):
@@ -27,18 +41,7 @@ class BYOL(MethodSettings):
 
     loss: ClassVar[str] = "distance of the prediction to the target of the other view, both ways"
     needs: ClassVar[tuple[str, ...]] = ("momentum",)
-    defaults: ClassVar[Mapping[str, Any]] = {
-        "views.crop_area": (0.08, 1.0),
-        "views.jitter_strength": (0.4, 0.4, 0.2, 0.1),
-        "views.blur": 1.0,
-        "views.solarize": 0.2,
-        "optim.name": "lars",
-        "optim.lr": 0.3,
-        "optim.schedule": "step",
-        "optim.warmup_epochs": 10,
-        "optim.weight_decay": 1e-6,
-        "train.batch_norm": "sync",
-    }
+    defaults: ClassVar[Mapping[str, Any]] = _BYOL_RECIPE
     # Lightly's CIFAR-10 benchmark: SGD with lr 0.12 and weight decay 5e-4 for a loss of a quarter
     # of the size. With lr / 4 and weight decay * 4 its updates are the same.
     small_defaults: ClassVar[Mapping[str, Any]] = {
@@ -129,18 +132,7 @@ class VICReg(MethodSettings):
 
     loss: ClassVar[str] = "distance of two views, variance of each value, covariance of all pairs"
     needs: ClassVar[tuple[str, ...]] = ()
-    defaults: ClassVar[Mapping[str, Any]] = {
-        "views.crop_area": (0.08, 1.0),
-        "views.jitter_strength": (0.4, 0.4, 0.2, 0.1),
-        "views.blur": 1.0,
-        "views.solarize": 0.2,
-        "optim.name": "lars",
-        "optim.lr": 0.3,
-        "optim.schedule": "step",
-        "optim.warmup_epochs": 10,
-        "optim.weight_decay": 1e-6,
-        "train.batch_norm": "sync",
-    }
+    defaults: ClassVar[Mapping[str, Any]] = _BYOL_RECIPE
     # Heads and views of solo-learn's CIFAR recipe. Its LARS has a trust coefficient 20 times ours.
     small_defaults: ClassVar[Mapping[str, Any]] = {
         "method.dim": 2048,

@@ -1,0 +1,56 @@
+"""1-NN and 20-NN of features by leave-one-out over all labeled images, training and test together.
+
+    python tools/leave_one_out.py photos.npz --image-size 64 RUN untrained:RUN pixels
+
+For sets of a few hundred images, whose test images alone are too few. Ties between classes go to
+the nearer neighbors.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from meanshift.data import evaluation_splits
+from meanshift.models.features import extract_features
+from meanshift.models.weights import load_weights
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", help="a source with labels for training and test images")
+    parser.add_argument("weights", nargs="+", help="as `meanshift evaluate` takes them")
+    parser.add_argument("--image-size", type=int, default=64)
+    args = parser.parse_args()
+    splits = evaluation_splits(args.data)
+    sources = (splits.train, splits.test)
+    labels = torch.cat([torch.as_tensor(source.labels) for source in sources])
+    for spec in args.weights:
+        backbone = load_weights(spec).backbone.eval()
+        features = torch.cat(
+            [
+                extract_features(
+                    backbone, source, image_size=args.image_size, device=torch.device("cpu")
+                )
+                for source in sources
+            ]
+        )
+        one, twenty = (accuracy(features, labels, k) for k in (1, 20))
+        print(f"{spec}: 1-NN {one:.1f}, 20-NN {twenty:.1f} of {len(labels)} images", flush=True)
+
+
+def accuracy(features: Tensor, labels: Tensor, k: int) -> float:
+    """Percent of the images whose k nearest others by cosine similarity vote for their class."""
+    rows = F.normalize(features, dim=1)
+    similarities = (rows @ rows.T).fill_diagonal_(-torch.inf)
+    votes = F.one_hot(labels[similarities.topk(k, 1).indices]).float()
+    nearer = 1 + 1e-4 * torch.arange(k, 0, -1) / k
+    predicted = (votes * nearer[:, None]).sum(1).argmax(1)
+    return 100 * float((predicted == labels).float().mean())
+
+
+if __name__ == "__main__":
+    main()
