@@ -44,6 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "more]",
     )
     parser.add_argument(
+        "--teacher",
+        default="",
+        metavar="WEIGHTS",
+        help="what CompRess of main distills, as evaluate takes it [the scale's]",
+    )
+    parser.add_argument(
         "--out", type=Path, metavar="DIR", help="runs, tables and page [runs/reproduce-SCALE]"
     )
     parser.add_argument(
@@ -71,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
         data=args.data,
         overrides=typed_settings(args) | device,
         equal_epochs=args.equal_epochs,
+        teacher=args.teacher,
     )
     devices = args.devices or [experiment.config.train.device]
     for each in devices:  # reported now, not after minutes

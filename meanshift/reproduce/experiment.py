@@ -28,10 +28,17 @@ class Experiment:
     """the labeled split that runs are evaluated on; "" is the validation images"""
     equal_epochs: bool = False
     """give every method the same number of epochs, not the same cost"""
+    teacher: str = ""
+    """weights that CompRess distills; without any it is left out"""
 
     @staticmethod
     def open(
-        name: str, *, data: str | None, overrides: Mapping[str, Any], equal_epochs: bool = False
+        name: str,
+        *,
+        data: str | None,
+        overrides: Mapping[str, Any],
+        equal_epochs: bool = False,
+        teacher: str = "",
     ) -> Experiment:
         """A scale on its own dataset or another one, with settings over those of the scale."""
         scale = find_scale(name)
@@ -57,7 +64,16 @@ class Experiment:
         labeled = [each for each in ("test", "val") if each in splits and splits[each].labeled]
         split = labeled[0] if isinstance(validation_setting, float) and labeled else ""
         classes = len(train.classes)
-        return Experiment(name, scale, config, len(train), classes, split, equal_epochs)
+        return Experiment(
+            name,
+            scale,
+            config,
+            len(train),
+            classes,
+            split,
+            equal_epochs,
+            teacher=teacher or scale.teacher,
+        )
 
     @property
     def bank_sizes(self) -> tuple[int, ...]:
@@ -92,7 +108,13 @@ class Experiment:
                 f"bank: {self.images} images and batches of {self.config.train.batch_size} "
                 f"leave one bank size to compare; lower --train.batch_size"
             )
-        return STUDIES[name](self.bank_sizes)
+        study = STUDIES[name](self.bank_sizes)
+        if self.teacher:
+            return study
+        possible = [
+            each for each in study.variants if each.changes.get("method.name") != "compress"
+        ]
+        return replace(study, variants=possible)
 
     @functools.cache  # noqa: B019 (there is one, for as long as the program runs)
     def fingerprint(self, seed: int) -> str:
@@ -106,7 +128,9 @@ class Experiment:
 
         Methods whose steps cost more than MSF's have fewer epochs, unless `equal_epochs`.
         """
-        config = self.config.with_overrides({**changes, "train.seed": seed})
+        teacher = {"method.teacher": self.teacher}
+        own = teacher if changes.get("method.name") == "compress" else {}
+        config = self.config.with_overrides({**changes, **own, "train.seed": seed})
         if not isinstance(config.method, MSF):
             cost = 1.0 if self.equal_epochs else config.method.relative_cost
             epochs = max(1, round(config.train.epochs / cost))

@@ -34,8 +34,9 @@ class Job:
     title: str
     config: Config
     folder: Path
-    evaluations: dict[str, Sequence[str]]
-    """the options of `meanshift evaluate` by protocol"""
+    evaluations: dict[tuple[str, str], Sequence[str]]
+    """the options of `meanshift evaluate` by weights ("": the trained ones, or `random`) and
+    protocol"""
     split: str
     images_seen: int
     """images of all epochs together, for the time that is left"""
@@ -64,12 +65,12 @@ class Job:
         last_checkpoint = self.folder / "checkpoints" / f"step-{total:09d}.pt"
         return total > 0 and done == total and last_checkpoint.is_file()
 
-    def result(self, protocol: str) -> dict[str, Any] | None:
+    def result(self, protocol: str, weights: str = "") -> dict[str, Any] | None:
         """The result of a protocol, unless it is of weights before the last ones."""
         if self.run is None:
             return None
-        cached = "cached" if "--cached" in self.evaluations.get(protocol, ()) else ""
-        name = "-".join(filter(None, [protocol, cached, self.split]))
+        cached = "cached" if "--cached" in self.evaluations.get((weights, protocol), ()) else ""
+        name = "-".join(filter(None, [protocol, cached, weights, self.split]))
         result = self.run.results.get(name)
         return None if result is None or self.run.outdated(result) else result
 
@@ -77,12 +78,18 @@ class Job:
         """The commands that are still to be run, the training first."""
         if not self.trained:
             yield shlex.split(command_for(self.config, str(self.folder)))[1:]
-        missing = [protocol for protocol in self.evaluations if self.result(protocol) is None]
-        if missing:
-            split = ["--split", self.split] if self.split else []
-            options = dict.fromkeys(word for name in missing for word in self.evaluations[name])
-            device = ["--device", self.config.train.device]
-            yield ["evaluate", *missing, str(self.folder), *split, *device, *options]
+        for weights in dict.fromkeys(weights for weights, _ in self.evaluations):
+            missing = {
+                protocol: options
+                for (evaluated, protocol), options in self.evaluations.items()
+                if evaluated == weights and self.result(protocol, weights) is None
+            }
+            if missing:
+                spec = f"{weights}:{self.folder}" if weights else str(self.folder)
+                split = ["--split", self.split] if self.split else []
+                options = dict.fromkeys(word for words in missing.values() for word in words)
+                device = ["--device", self.config.train.device]
+                yield ["evaluate", *missing, spec, *split, *device, *options]
 
 
 def same_run(one: Config, other: Config) -> bool:

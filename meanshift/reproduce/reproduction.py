@@ -62,7 +62,8 @@ class Reproduction:
                 job = self._make_job(variant.title, config)
                 self.jobs.append(job)
             for protocol in protocols(study.columns):
-                job.evaluations[protocol] = experiment.evaluate_options(protocol)
+                options = experiment.evaluate_options(protocol)
+                job.evaluations[variant.weights, protocol] = options
             self._jobs_by_row.setdefault((name, variant.title), []).append(job)
 
     def _make_job(self, title: str, config: Config) -> Job:
@@ -198,4 +199,8 @@ class Reproduction:
         for name, (_, value) in changes.items():
             if name != "data.source":
                 words += [f"--{name}", setting_text(value)]
+        if experiment.equal_epochs:
+            words.append("--equal-epochs")
+        if experiment.teacher != experiment.scale.teacher:
+            words += ["--teacher", experiment.teacher]
         return shlex.join([*words, "--out", str(self.out)])

@@ -36,15 +36,17 @@ def protocols(columns: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(_EVALUATED[name][0] for name in columns if name in _EVALUATED))
 
 
-def metric_of(job: Job, column: str) -> float | None:
-    """A metric of a run; None if the run is not finished."""
+def metric_of(job: Job, column: str, weights: str = "") -> float | None:
+    """A metric of a run; None if the run is not finished, or if `weights` do not have it."""
     run = job.run
     if run is None or not job.trained:
         return None
     if column in _EVALUATED:
         protocol, name = _EVALUATED[column]
-        result = job.result(protocol)
+        result = job.result(protocol, weights)
         return None if result is None else result["metrics"].get(name)
+    if weights:
+        return None
     if column == "collapse at epoch":
         collapses = [warning for warning in run.warnings if warning["kind"] == "collapse"]
         epochs = [warning["step"] / run.steps_per_epoch for warning in collapses]
@@ -90,9 +92,9 @@ class StudyResult:
             row = table[variant.title] = {}
             for column in study.columns:
                 paper = variant.paper.get(column)
-                metric = functools.partial(metric_of, column=column)
+                metric = functools.partial(metric_of, column=column, weights=variant.weights)
                 row[column] = measure(variant.title, metric, paper)
-            if has_test_split:
+            if has_test_split and not variant.weights:
                 validation[variant.title] = measure(variant.title, validation_metric)
         return StudyResult(name, study, table, validation)
 
@@ -124,7 +126,7 @@ class StudyResult:
         if self.validation:
             head.append(f"validation {RANKED_BY}")
             for row in rows:
-                row.append(str(self.validation[row[0]]))
+                row.append(str(self.validation.get(row[0], "–")))
         lines = [f"| {' | '.join(cells)} |" for cells in [head, *rows]]
         lines.insert(1, "| --- |" + " --: |" * (len(head) - 1))
         claims = [

@@ -24,6 +24,8 @@ class Scale:
     linear_options: tuple[str, ...] = ("--cached",)
     """options of `meanshift evaluate linear` and `semi`"""
     needs_data: bool = False
+    teacher: str = "meanshift:cifar10-small"
+    """weights that CompRess distills, unless others are given; "": none"""
 
     @property
     def config(self) -> Config:
@@ -38,6 +40,7 @@ SCALES = {
         (256, 1_024, 4_096, 16_384, 65_536, 128_000, 1_024_000),
         linear_options=(),
         needs_data=True,
+        teacher="",
     ),
     "cifar10": Scale(
         "CIFAR-10, ResNet-18, 200 epochs: hours per run on a GPU; not run here",
@@ -46,6 +49,29 @@ SCALES = {
         (256, 1_024, 4_096, 16_384),
     ),
     "cpu": Scale(
+        "CIFAR-10, the recipe cifar10-cpu, 30 epochs: about half an hour per run on one core with "
+        "bfloat16",
+        "cifar10-cpu",
+        {**_VALIDATION, "train.epochs": 30, "train.monitor_every": 0},
+        (256, 2_048, 16_384),
+    ),
+    "cpu-paper": Scale(
+        "as cpu, with the paper's own settings: SGD, slow target, equal weights, random start",
+        "cifar10-r18",
+        {
+            **_PAPER_STEP,
+            **_VALIDATION,
+            "encoder.name": "conv7",
+            "encoder.width": 0.75,
+            "encoder.stem": "imagenet",
+            "method.momentum_batch": 256,
+            "train.epochs": 30,
+            "train.batch_size": 128,
+            "train.monitor_every": 0,
+        },
+        (256, 2_048, 16_384),
+    ),
+    "cpu-resnet18": Scale(
         "CIFAR-10, ResNet-18 of half width with a stride-2 stem, 3 epochs: 15 minutes per run on "
         "one core without bfloat16",
         "cifar10-r18",

@@ -31,7 +31,8 @@ def test_every_study_can_be_built_at_every_scale(scale, name, tmp_path):
     titles = [variant.title for variant in study.variants]
     jobs = reproduction.jobs
     assert len(set(titles)) == len(titles)
-    assert len(jobs) == (2 * len(titles) if study.trains else 0)
+    trained = [variant for variant in study.variants if not variant.weights]
+    assert len(jobs) == (2 * len(trained) if study.trains else 0)
     assert len({job.folder for job in jobs}) == len(jobs)
     empty = {title: {column: Measurement() for column in study.columns} for title in titles}
     assert study.claims
@@ -71,11 +72,13 @@ def test_the_metrics_are_those_of_the_paper():
         "ISD": (69.8, 59.2, 62.0),
         "InvP": (71.3,),
         "PIRL": (),
+        "CompRess": (71.9, 63.3, 66.8),
         "BYOL-asym s/s": (69.3, 55.0, 59.2),
         "MSF s/s": (71.4, 60.6, 64.0),
         "MSF w/s": (72.4, 62.0, 64.9),
         "BYOL-asym w/w": (60.1,),
         "MSF w/w": (66.3, 54.6, 57.4),
+        "Random weights": (5.1, 1.5, 2.0),
     }
     assert paper("k") == {
         "k=1": (55.8, 59.1),
@@ -119,7 +122,8 @@ def test_byol_differs_from_msf_in_k_only(tmp_path):
     configs = {job.title.removesuffix(", seed 0"): job.config for job in reproduction.jobs}
     for views in ("s/s", "w/w"):
         byol, msf = configs[f"BYOL-asym {views}"], configs[f"MSF {views}"]
-        assert byol == msf.with_overrides({"method.k": 1})
+        constant = {"method.k_schedule": "constant", "method.k_start": 1}
+        assert byol == msf.with_overrides({"method.k": 1, **constant})
 
 
 @pytest.mark.parametrize("equal_epochs", [False, True])
@@ -132,6 +136,29 @@ def test_methods_have_equal_cost_or_equal_epochs(tmp_path, equal_epochs):
     assert epochs["byol"] == (90 if equal_epochs else 45)
     assert epochs["swav"] == epochs["simsiam"] == (90 if equal_epochs else 60)
     assert epochs["supervised"] == (90 if equal_epochs else 120)
+
+
+def test_random_weights_are_those_of_a_run_before_training(tmp_path):
+    reproduction = Reproduction(["main"], without_data("smoke"), tmp_path, 1)
+    (job,) = [job for job in reproduction.jobs if ("random", "knn") in job.evaluations]
+    assert job.title == "MSF w/s, seed 0"
+    train, evaluate, random = job.commands()
+    assert (train[0], evaluate[:3]) == ("pretrain", ["evaluate", "knn", "linear"])
+    assert random[:4] == ["evaluate", "knn", "linear", f"random:{job.folder}"]
+
+
+def test_compress_distills_the_given_teacher_or_is_left_out(tmp_path):
+    def teachers(**changes):
+        experiment = replace(without_data("smoke"), **changes)
+        methods = [
+            job.config.method for job in Reproduction(["main"], experiment, tmp_path, 1).jobs
+        ]
+        return [method.teacher for method in methods if method.name == "compress"]
+
+    assert teachers() == []
+    assert teachers(teacher="pixels") == ["pixels"]
+    smoke = Experiment.open("smoke", data=None, overrides={})
+    assert smoke.teacher == "meanshift:cifar10-small"
 
 
 def test_columns_determine_the_protocols():
@@ -172,7 +199,10 @@ def unlabeled(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("main --scale huge", "--scale: got 'huge', need one of paper, cifar10, cpu, smoke"),
+        (
+            "main --scale huge",
+            "--scale: got 'huge', need one of paper, cifar10, cpu, cpu-paper, cpu-resnet18, smoke",
+        ),
         ("main --scale paper", "--data SOURCE"),
         ("main --scale smoke --data UNLABELED", "labels.csv"),
         ("main --scale smoke --data DATASET --data.validation none", "--data.validation 0.1"),
@@ -206,7 +236,7 @@ def test_the_last_bank_is_as_large_as_the_dataset(dataset):
 def test_few_labels_are_at_least_one_per_class(tmp_path):
     def options(images):
         reproduction = Reproduction(["few-labels"], without_data("cpu", images), tmp_path, 1)
-        return reproduction.jobs[0].evaluations["semi"]
+        return reproduction.jobs[0].evaluations["", "semi"]
 
     assert options(1_000) == ("--cached",)
     assert options(999) == ("--cached", "--fractions", "0.1")
