@@ -4,8 +4,8 @@
 
 Each run takes one thread. Steps of the method and of the recipe `cifar10-cpu` are timed in turns,
 and the run has as many epochs as cost what the given ones of the recipe cost: 6 epochs of
-CIFAR-10 take about 10 minutes of a core with bfloat16 whose twin is busy. Encoder, optimizer and batch size are
-those of the recipe; loss, heads and views are the method's own settings for small
+CIFAR-10 take about 10 minutes of a core with bfloat16 whose twin is busy. Encoder, optimizer and
+batch size are those of the recipe; loss, heads and views are the method's own settings for small
 images. Finished runs are found in the folder and not repeated.
 """
 
