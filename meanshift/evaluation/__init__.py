@@ -7,6 +7,7 @@ PROTOCOLS = {
     "linear": "meanshift.evaluation.linear_probe",
     "semi": "meanshift.evaluation.semi",
     "cluster": "meanshift.evaluation.cluster",
+    "rank": "meanshift.evaluation.rank",
     "transfer": "meanshift.evaluation.transfer",
     "detect": "meanshift.evaluation.detection.evaluate",
 }

@@ -9,6 +9,7 @@ import torch
 from meanshift.ops.collapse import (
     collapse_warning,
     effective_rank,
+    lidar,
     neighbor_stability,
     rankme,
     spread,
@@ -150,3 +151,39 @@ def test_collapsed_embeddings_cause_a_warning_and_random_ones_do_not():
         signs = {"rank": effective_rank(embeddings), "spread": spread(embeddings)}
         warning = warn(agreement=0.5, **signs, shape=embeddings.shape)
         assert (warning is not None) == collapsed
+
+
+def lidar_by_loops(rows):
+    """The formula of the paper, matrix by matrix."""
+    images, views, dim = rows.shape
+    means = rows.mean(1)
+    within, between = np.zeros((dim, dim)), np.zeros((dim, dim))
+    for image in range(images):
+        difference = means[image] - means.mean(0)
+        between += np.outer(difference, difference) / images
+        for view in range(views):
+            difference = rows[image, view] - means[image]
+            within += np.outer(difference, difference) / (images * views)
+    values, vectors = np.linalg.eigh(within + 1e-4 * np.eye(dim))
+    root = vectors @ np.diag(values**-0.5) @ vectors.T
+    eigenvalues = np.abs(np.linalg.eigvalsh(root @ between @ root))
+    fraction = eigenvalues / eigenvalues.sum() + 1e-7
+    return math.exp(-(fraction * np.log(fraction)).sum())
+
+
+@pytest.mark.parametrize("shape", [(7, 3, 4), (30, 5, 6)])
+def test_lidar_is_the_published_formula(shape):
+    rows = np.random.default_rng(0).normal(size=shape) * np.linspace(0.1, 2, shape[2])
+    assert lidar(torch.tensor(rows)) == pytest.approx(lidar_by_loops(rows), rel=1e-5)
+
+
+def test_lidar_does_not_count_what_differs_between_views():
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randn(200, 1, 8, generator=generator)
+    image[:, :, 4:] = 0  # four dimensions in which images differ
+    noise = torch.randn(200, 10, 8, generator=generator) * 0.01
+    noise[:, :, 4:] *= 300  # and four in which only views do
+    views = image + noise
+    assert lidar(views) == pytest.approx(4, abs=0.3)
+    assert effective_rank(views.flatten(0, 1)) > 5
+    assert lidar(torch.full((5, 3, 4), math.nan)) == 0
