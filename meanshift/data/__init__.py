@@ -5,6 +5,7 @@ from meanshift.data.source import Source, Subset, UnreadableSample
 from meanshift.data.splits import (
     EvaluationSplits,
     evaluation_splits,
+    is_trained_on,
     labeled_only,
     match_classes,
     stratified_sample,
@@ -18,6 +19,7 @@ __all__ = [
     "Subset",
     "UnreadableSample",
     "evaluation_splits",
+    "is_trained_on",
     "labeled_only",
     "match_classes",
     "open_source",

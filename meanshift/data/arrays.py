@@ -48,7 +48,8 @@ class ArraySource(Source):
                     f"{name}: labels of shape {array.shape} and type {array.dtype} for "
                     f"{len(pixels)} images; need one integer per image"
                 )
-            self.labels = torch.from_numpy(array.reshape(-1).astype(np.int64))
+            # Below 0 is unknown, also -100, which torch's losses ignore.
+            self.labels = torch.from_numpy(array.reshape(-1).astype(np.int64)).clamp(min=-1)
         count = 0 if self.labels is None or not len(self.labels) else int(self.labels.max()) + 1
         if count > 1_000_000:
             raise ValueError(

@@ -18,6 +18,8 @@ MAX_BAD_FRACTION = Data.max_bad_fraction
 """fraction of a transfer dataset's images that may be unreadable"""
 MAX_BAD_FRACTION_BOXES = 0.05
 """fraction of a detection dataset's images that may be unreadable"""
+SHOWN = 5
+"""unreadable images of a run that are printed"""
 
 
 @runtime_checkable
@@ -90,11 +92,25 @@ class BadFiles:
                 new.append((title, reason))
         return new
 
+    def messages(self, new: list[tuple[str, str]]) -> list[str]:
+        """What to print of new ones: the first few of a run by name; the summary counts all."""
+        before = len(self.reasons) - len(new)
+        lines = [
+            f"{title} cannot be read ({reason}); replaced by another image"
+            for title, reason in new[: max(0, SHOWN - before)]
+        ]
+        if new and before <= SHOWN < len(self.reasons):
+            lines.append("more images cannot be read; warnings.jsonl lists them all")
+        return lines
+
     def check(self) -> None:
         """Raise when more are unreadable than the settings allow; all processes know of them."""
         if len(self.reasons) <= self.max_fraction * self.size:
             return
-        listed = "\n".join(f"  {title}: {reason}" for title, reason in self.reasons.items())
+        shown = list(self.reasons.items())[:SHOWN]
+        listed = "\n".join(f"  {title}: {reason}" for title, reason in shown)
+        if len(self.reasons) > SHOWN:
+            listed += f"\n  and {len(self.reasons) - SHOWN} more, all of them in warnings.jsonl"
         raise SharedError(
             f"{len(self.reasons)} of {self.size} images cannot be read so far, more than the "
             f"{self.max_fraction:.1%} that are allowed:\n{listed}\n"

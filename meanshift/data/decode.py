@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from meanshift.data.file_access import DiskTimeout, open_regular
 from meanshift.data.source import UnreadableSample
 
 SUFFIXES = frozenset(
@@ -33,18 +35,18 @@ def read_image(
             # changed them; `_refuse_bomb` checks by itself.
             warnings.filterwarnings("ignore", category=UserWarning)
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(file, formats=formats) as image:
+            opened = open_regular(file) if isinstance(file, Path) else file
+            with Image.open(opened, formats=formats) as image:
                 _refuse_bomb(image, title)
                 pixels = np.array(to_rgb(ImageOps.exif_transpose(image)))
-    except UnreadableSample:
+    except (UnreadableSample, DiskTimeout):
         raise
     except Image.DecompressionBombError as bomb:
         raise UnreadableSample(title, str(bomb)) from None
     except Exception as error:  # decoders raise anything from OSError to struct.error
-        reason = f"{type(error).__name__}: {error}"
-        if isinstance(file, io.BytesIO):  # its address in memory would differ from run to run
-            reason = reason.replace(repr(file), repr(title))
-        raise UnreadableSample(title, reason) from None
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = re.sub(r" <_io\.\w+.*?>", "", reason)  # its address in memory differs every time
+        raise UnreadableSample(title, f"{type(error).__name__}: {reason}") from None
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 

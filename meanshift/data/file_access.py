@@ -2,35 +2,131 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import io
+import os
+import queue
 import re
+import stat
+import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from email.message import Message
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
+
+T = TypeVar("T")
 
 RETRY_DELAYS = (0.5, 1.0, 2.0, 4.0)
 """seconds before each further try of a request that failed"""
 _TIMEOUT = 30.0
+DISK_TIMEOUT = 30.0
+"""seconds to wait for a disk before a file is unreadable"""
+_MAX_HUNG = 8  # calls of this process that hang at a time: with more, the disk is gone
+_AT_ONCE = 64 << 20  # bytes of a file that are read in one piece
+_hung = list[threading.Thread]()
+
+
+class DiskTimeout(OSError):
+    """A disk that does not answer at all, unlike one unreadable file."""
+
+
+class _Reader:
+    """A thread for calls that may never return: starting one for each call is 20 times slower."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self.calls = queue.SimpleQueue[Callable[[], Any]]()
+        self.results = queue.SimpleQueue[tuple[Any, BaseException | None]]()
+        self.abandoned = False
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        while not self.abandoned:
+            call = self.calls.get()
+            try:
+                self.results.put((call(), None))
+            except BaseException as error:
+                self.results.put((None, error))
+
+
+_readers = threading.local()  # one for each thread that reads
+
+
+def with_timeout(call: Callable[[], T], path: os.PathLike[str] | str) -> T:
+    """Call what reads a disk; raise `TimeoutError` where the disk does not answer.
+
+    A read of a hung mount cannot be interrupted, so it is left behind in its thread.
+    """
+    reader: _Reader | None = getattr(_readers, "reader", None)
+    if reader is None or reader.process != os.getpid():  # a forked process has no threads
+        reader = _readers.reader = _Reader()
+    reader.calls.put(call)
+    try:
+        result, error = reader.results.get(timeout=DISK_TIMEOUT)
+    except BaseException as interruption:  # or a signal: the result would be the next call's
+        reader.abandoned = True
+        del _readers.reader
+        if not isinstance(interruption, queue.Empty):
+            raise
+        _hung[:] = [reader.thread, *(other for other in _hung if other.is_alive())]
+        if len(_hung) >= _MAX_HUNG:
+            raise DiskTimeout(
+                f"{path}: no answer within {DISK_TIMEOUT:g} s, nor from {len(_hung) - 1} files "
+                f"before it; check that their disk is mounted, then type the command again"
+            ) from None
+        reason = f"no answer from the disk within {DISK_TIMEOUT:g} s"
+        raise TimeoutError(errno.ETIMEDOUT, reason, str(path)) from None
+    if error is not None:
+        raise error
+    return result  # type: ignore[no-any-return]
+
+
+def open_regular(path: Path) -> io.BytesIO | io.BufferedReader:
+    """A regular file, to be read; a FIFO or a device is refused, not waited for."""
+
+    def read() -> bytes | None:
+        size = _regular(path).st_size
+        with path.open("rb") as file:
+            return file.read(size) if size <= _AT_ONCE else None
+
+    content = with_timeout(read, path)
+    if content is not None:
+        return io.BytesIO(content)
+    return io.BufferedReader(FileStream(LocalFile(str(path))), 1 << 20)
+
+
+def _regular(path: Path) -> os.stat_result:
+    """The status of a file; what could be read for ever is an error."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        kinds = {"d": "a directory", "p": "a FIFO", "s": "a socket"}
+        kind = kinds.get(stat.filemode(status.st_mode)[0], "a device")
+        raise OSError(errno.EINVAL, f"{kind}, not a file", str(path))
+    return status
 
 
 class LocalFile:
     """Bytes of a file; it is opened for each read, so no handle is shared with a worker."""
 
     def __init__(self, path: str) -> None:
-        status = Path(path).stat()
+        status = with_timeout(lambda: _regular(Path(path)), path)
         self.address = path
         self.size = status.st_size
         self.version = f"{status.st_size} {status.st_mtime_ns}"
 
     def read_at(self, offset: int, size: int) -> bytes:
-        with Path(self.address).open("rb", buffering=0) as file:
-            file.seek(offset)
-            content = file.read(size)
+        def read() -> bytes:
+            with Path(self.address).open("rb", buffering=0) as file:
+                file.seek(offset)
+                return file.read(size)
+
+        content = with_timeout(read, self.address)
         if len(content) != size:
             raise OSError(
                 f"{self.address}: ends before byte {offset + size}, which was there when it was "
@@ -138,8 +234,15 @@ def base_name(address: str) -> str:
     return path.rpartition("/")[2]
 
 
+_SPLITS = r"(?:(?P<train>train)(?:ing)?|(?P<val>val)(?:id(?:ation)?)?|(?P<test>test)(?:ing)?)"
+
+
 def split_name(name: str) -> str | None:
     """The split whose name begins the name of a file or a folder: train, val or test."""
-    splits = r"(?P<train>train)(?:ing)?|(?P<val>val)(?:id(?:ation)?)?|(?P<test>test)(?:ing)?"
-    found = re.match(rf"(?:{splits})(?![a-z])", name, re.IGNORECASE)
+    found = re.match(rf"{_SPLITS}(?![a-z])", name, re.IGNORECASE)
     return found.lastgroup if found else None
+
+
+def is_split_name(name: str) -> bool:
+    """Whether a name is that of a split, and no more."""
+    return re.fullmatch(_SPLITS, name, re.IGNORECASE) is not None

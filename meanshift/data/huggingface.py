@@ -322,10 +322,25 @@ def _columns(schema: Any, name: str) -> tuple[str, str | None, list[str] | None]
     class_labels = [
         column for column, feature in features.items() if feature.get("_type") == "ClassLabel"
     ]
-    integers = [column for column, kind in kinds.items() if pa.types.is_integer(kind)]
-    usual = [column for column in ("label", "labels") if column in class_labels + integers]
-    label = next(iter(usual + class_labels), None)
+    usual = [column for column in ("label", "labels") if column in kinds]
+    usable = [c for c in usual if c in class_labels or _is_label(kinds[c])] + class_labels
+    label = next(iter(usable), None)
+    if label is None and usual:
+        warnings.warn(
+            f"{name}: the column {usual[0]} has the type {kinds[usual[0]]} and is not used; "
+            f"labels are integers or strings",
+            stacklevel=4,
+        )
     return images[0], label, None if label is None else features.get(label, {}).get("names")
+
+
+def _is_label(kind: Any) -> bool:
+    """Whether a column of this type can hold labels: integers or strings, also as categories."""
+    import pyarrow as pa
+
+    value = kind.value_type if pa.types.is_dictionary(kind) else kind
+    kinds = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string)
+    return any(is_kind(value) for is_kind in kinds)
 
 
 def _read_labels(
@@ -335,6 +350,14 @@ def _read_labels(
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if not pa.types.is_integer(column.type):
+        names = column.to_pylist()
+        classes = sorted({*names} - {None, ""})
+        number = {each: i for i, each in enumerate(classes)}
+        numbers = torch.tensor([number.get(each, -1) for each in names])
+        return (numbers, classes) if classes else (None, [])
     values = pc.fill_null(column.cast(pa.int64()), -1).to_numpy()
     labels = torch.from_numpy(np.maximum(values, -1))
     count = int(labels.max()) + 1 if len(labels) else 0

@@ -13,7 +13,8 @@ def is_table(path: Path) -> bool:
     """Whether a file named labels.csv has our header; warn if not, as it may be for another use."""
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         header = file.readline().strip()
-    if [cell.strip().lower() for cell in header.split(",")[:2]] == ["file", "label"]:
+    cells = next(csv.reader([header]), [])
+    if [cell.strip().lower() for cell in cells[:2]] == ["file", "label"]:
         return True
     warnings.warn(f"{path}: begins with {header[:40]!r}, not file,label: not used", stacklevel=4)
     return False

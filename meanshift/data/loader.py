@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from meanshift.data.bad_files import read_or_replace
 from meanshift.data.source import Source
 from meanshift.runtime import distributed, rng
+from meanshift.runtime.signals import STOP_SIGNALS
 
 T = TypeVar("T")
 
@@ -133,7 +134,7 @@ def _unchanged(item: T) -> T:
 
 def _ignore_signals(_: int) -> None:
     """Ctrl-C and schedulers signal the whole group; a worker must outlive the step being saved."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 

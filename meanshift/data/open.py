@@ -21,7 +21,14 @@ from meanshift.data import (
     shards,
     torchvision_datasets,
 )
-from meanshift.data.file_access import LocalFile, RemoteFile, base_name, is_remote, split_name
+from meanshift.data.file_access import (
+    LocalFile,
+    RemoteFile,
+    base_name,
+    is_remote,
+    is_split_name,
+    split_name,
+)
 from meanshift.data.folder import FolderSource
 from meanshift.data.labels import is_table, read_labels
 from meanshift.data.source import Source
@@ -36,9 +43,14 @@ def open_source(spec: str, *, labels: Path | None = None) -> Mapping[str, Source
 
     >>> open_source("photos/")["train"]
     """
+    if not spec:  # as a path it would be the current folder
+        raise ValueError(
+            "no images are named; type --data SOURCE: a folder of images, an .npz file, a named "
+            "dataset such as cifar10, or sample for the shipped images"
+        )
     path = Path(spec).expanduser()
     from_hub = spec.startswith(("hf:", "hf+stream:"))
-    if path.is_dir() and spec != "sample" and not from_hub:
+    if file_access.with_timeout(path.is_dir, path) and spec != "sample" and not from_hub:
         splits = packed.read_packed(path) or _open_shards(spec)
         if splits is None:
             return _open_folder(path, labels)
@@ -74,11 +86,21 @@ def _open_folder(root: Path, labels: Path | None) -> dict[str, Source]:
         name: FolderSource(part, table, "" if part == root else f"{name}/")
         for name, part in folder.splits(root).items()
     }
-    if table is not None:
+    if table is None:
+        _label_single_classes(sources)
+    else:
         assert table_path is not None
         _refuse_ambiguous(table_path, table, sources)
         _check_coverage(table_path, table, sources, root)
     return {**sources}
+
+
+def _label_single_classes(sources: Mapping[str, FolderSource]) -> None:
+    """Label a split with a single subfolder that is a class of another split."""
+    known = {name for source in sources.values() for name in source.classes}
+    for source in sources.values():
+        if source.labels is None and known.issuperset(source.subfolders or {""}):
+            source.label_by_subfolder()
 
 
 def _refuse_ambiguous(
@@ -137,16 +159,19 @@ def _open_shards(spec: str) -> dict[str, Source] | None:
 def _open_mapped(spec: str) -> dict[str, Source]:
     """The splits of what the `datasets` library opens."""
     opened = _load_dataset(spec)
+    from datasets import concatenate_datasets
+
     parts = dict(opened) if isinstance(opened, dict) else {"train": opened}
-    by_split = {split_name(split) or split: part for split, part in parts.items()}
+    by_split = _group_by_split({name: name for name in parts})
     if len(by_split) == 1:
-        by_split = {"train": next(iter(by_split.values()))}
+        by_split = {"train": list(parts)}
     if "train" not in by_split:
         raise ValueError(f"{spec}: has the splits {', '.join(parts)}; need one named train")
-    usual = [split for split in ("train", "val", "test") if split in by_split]
     return {
-        split: huggingface.HubSource(by_split[split], name=spec)
-        for split in dict.fromkeys([*usual, *by_split])
+        split: huggingface.HubSource(
+            concatenate_datasets([parts[name] for name in names]), name=spec
+        )
+        for split, names in by_split.items()
     }
 
 
@@ -245,12 +270,14 @@ def _by_split(
     files: Sequence[str], spec: str, *, below: Path | None = None
 ) -> dict[str, list[str]]:
     """Files by the split that begins their name, or the name of one of their folders `below`."""
-    splits: dict[str, list[str]] = {}
+    names = dict[str, str]()
     for file in files:
         folders = () if below is None else Path(file).relative_to(below).parts[:-1]
-        names = (base_name(file), *reversed(folders))
-        split = next(filter(None, map(split_name, names)), "")
-        splits.setdefault(split, []).append(file)
+        parts = (base_name(file), *reversed(folders))
+        name = next(filter(split_name, parts), "")
+        stem = re.split(r"[-_.]?\d|\.", name)[0]  # train-00000-of-00002.parquet: train
+        names[file] = re.sub(r"\W", "_", stem)
+    splits = _group_by_split(names)
     if "train" not in splits:
         return {"train": list(files)} if files else {}
     if "" in splits:
@@ -258,4 +285,19 @@ def _by_split(
             f"{spec}: some names begin with train, but {base_name(splits[''][0])} with none "
             f"of train, val and test; rename it, or give a pattern of the files to train on"
         )
-    return {split: splits[split] for split in ("train", "val", "test") if split in splits}
+    return splits
+
+
+def _group_by_split(names: Mapping[str, str]) -> dict[str, list[str]]:
+    """Keys by the split that begins their names; train, val and test come first.
+
+    Beside a plain `train`, a name such as `train_small` is a split of its own.
+    """
+    plain = {split_name(name) for name in names.values() if is_split_name(name)}
+    splits: dict[str, list[str]] = {"train": [], "val": [], "test": []}
+    for key, name in names.items():
+        split = split_name(name)
+        if split is None or (split in plain and not is_split_name(name)):
+            split = name
+        splits.setdefault(split, []).append(key)
+    return {split: keys for split, keys in splits.items() if keys}

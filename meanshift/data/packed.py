@@ -2,6 +2,9 @@
 
 A store is a directory. Each split has a file of pixels (`train.bin`: height x width x 3 bytes per
 image, one after the other) and its index (`train.npz`); `pack.json` is written last.
+
+A store is too large to be read at each opening. So `pack.json` has the checksums of the indexes, an
+index has one for each image, and an image is compared with it whenever it is read.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import json
 import os
 import shlex
 import warnings
+import zipfile
+import zlib
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -26,40 +31,52 @@ from torchvision.transforms.v2 import functional as TF
 
 from meanshift.data.loader import iterate
 from meanshift.data.source import Source, UnreadableSample
+from meanshift.runtime import checksum
+from meanshift.runtime.checksum import DamagedFile
 from meanshift.runtime.files import atomic_writer, exclusive_lock
 from meanshift.runtime.progress import progress
 
-_FORMAT = "meanshift pack 1"
+_FORMAT = "meanshift pack 2"
+_FORMAT_WITHOUT_CHECKSUMS = "meanshift pack 1"
 _FINISHED = "pack.json"
 _UNFINISHED = "unfinished.json"
+_REPAIR = "copy the store again, or delete it and pack again"
 _SYNC_BYTES = 16 << 20  # bytes of pixels between two points from which a killed pack continues
 
 Row = list[Any]
-"""Height and width of an image; of an unreadable one 0, 0, its title and the reason."""
+"""Height, width and CRC-32 of an image; of an unreadable one 0, 0, its title and the reason."""
 
 
 class PackedSource(Source):
     """One split of a store; its images are read-only views of the mapped file."""
 
-    def __init__(self, root: Path, split: str, *, side: int, classes: list[str]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        split: str,
+        *,
+        side: int,
+        classes: list[str],
+        index_checksum: str | None = None,
+    ) -> None:
         self.name = str(root)
         self.file = root / f"{split}.bin"
         self.side = side
         self.classes = classes
-        with np.load(self.file.with_suffix(".npz")) as archive:
-            index: dict[str, np.ndarray] = dict(archive)
+        index = _read_index(self.file.with_suffix(".npz"), index_checksum)
         self.labels = torch.from_numpy(index["labels"]) if "labels" in index else None
         titles = index["titles"].tobytes().decode("utf-8", "surrogateescape")
         self.titles = titles.split("\0")  # which no file name contains
         self.bad: dict[str, list[str]] = json.loads(index["bad"].tobytes())
+        self.checksums = index.get("checksums")
+        """CRC-32 of each image; None in a store of an earlier version"""
         self.sizes = index["sizes"]
         self.ends = (3 * self.sizes.astype(np.int64).prod(1)).cumsum()
         size = self.file.stat().st_size
         expected = int(self.ends[-1])
         if size != expected:
             raise ValueError(
-                f"{self.file}: has {size} bytes, its index needs {expected}; copy the store again, "
-                f"or delete it and pack again"
+                f"{self.file}: has {size} bytes, its index needs {expected}; {_REPAIR}"
             )
         self.pixels = _map_file(self.file)
 
@@ -73,7 +90,13 @@ class PackedSource(Source):
         height, width = self.sizes[index].tolist()
         if not height:
             raise UnreadableSample(*self.bad[str(index)])
-        start = int(self.ends[index]) - 3 * height * width
+        end = int(self.ends[index])
+        start = end - 3 * height * width
+        if self.checksums is not None:
+            crc = zlib.crc32(self.pixels[start:end].numpy().data)
+            if crc != self.checksums[index]:
+                damage = f"damaged in {self.file}: differs from its checksum; {_REPAIR}"
+                raise UnreadableSample(self.titles[index], damage)
         return self.pixels.as_strided((3, height, width), (1, 3 * width, 3), start)
 
     def fingerprint(self) -> str:
@@ -104,7 +127,13 @@ def read_packed(root: Path) -> dict[str, PackedSource] | None:
     """The splits of a store; None where the directory is none."""
     if metadata := _read_metadata(root / _FINISHED):
         return {
-            split: PackedSource(root, split, side=metadata["side"], classes=part["classes"])
+            split: PackedSource(
+                root,
+                split,
+                side=metadata["side"],
+                classes=part["classes"],
+                index_checksum=metadata.get("indexes", {}).get(split),
+            )
             for split, part in metadata["splits"].items()
         }
     if metadata := _read_metadata(root / _UNFINISHED):
@@ -137,7 +166,8 @@ def pack(
             with exclusive_lock(out / _UNFINISHED, "is packing into it", "another directory"):
                 for split, source in sources.items():
                     _pack_split(out / f"{split}.bin", source, side, workers)
-                _write(out / _FINISHED, json.dumps(metadata, indent=2).encode() + b"\n")
+                indexes = {split: checksum.compute(out / f"{split}.npz") for split in sources}
+                checksum.write_json(out / _FINISHED, {**metadata, "indexes": indexes}, indent=2)
         for leftover in (_UNFINISHED, *(f"{split}.part" for split in sources)):
             (out / leftover).unlink(missing_ok=True)
     except OSError as error:
@@ -215,9 +245,10 @@ def _pack_split(file: Path, source: Source, side: int, workers: int) -> None:
 
 def _write_index(path: Path, source: Source, rows: list[Row]) -> None:
     titles = "\0".join(map(source.title, range(len(source)))).encode("utf-8", "surrogateescape")
-    bad = json.dumps({index: row[2:] for index, row in enumerate(rows) if row[2:]}).encode()
+    bad = json.dumps({index: row[2:] for index, row in enumerate(rows) if not row[0]}).encode()
     arrays = {
         "sizes": np.array([row[:2] for row in rows], np.int32),
+        "checksums": np.array([row[2] if row[0] else 0 for row in rows], np.uint32),
         "titles": np.frombuffer(titles, np.uint8),
         "bad": np.frombuffer(bad, np.uint8),
     }
@@ -236,8 +267,9 @@ def _complete_rows(part: Path, file_size: int) -> tuple[list[Row], int, int]:
     for line in part.read_bytes().splitlines(keepends=True):
         try:
             row = json.loads(line)
-            end = pixel_bytes + 3 * row[0] * row[1]
-        except (ValueError, TypeError, IndexError):  # cut off
+            height, width, _, *_ = row
+            end = pixel_bytes + 3 * height * width
+        except (ValueError, TypeError):  # cut off, or without a checksum
             break
         if end > file_size or not line.endswith(b"\n"):
             break
@@ -269,8 +301,9 @@ class _ResizedBatches(Dataset[tuple[Tensor, list[Row]]]):
                 continue
             if min(image.shape[1:]) > self.side:
                 image = TF.resize(image, [self.side], antialias=True)
-            rows.append([*image.shape[1:]])
-            parts.append(image.permute(1, 2, 0).reshape(-1))
+            pixels = image.permute(1, 2, 0).reshape(-1)
+            rows.append([*image.shape[1:], zlib.crc32(pixels.numpy().data)])
+            parts.append(pixels)
         return torch.cat(parts), rows
 
 
@@ -284,21 +317,37 @@ def _map_file(file: Path) -> UInt8[Tensor, " bytes"]:
         return torch.from_numpy(np.memmap(file, np.uint8, "r"))
 
 
+def _read_index(file: Path, expected: str | None) -> dict[str, np.ndarray]:
+    """The arrays of an index, compared with its checksum, or else with those that zip has."""
+    try:
+        if expected is not None and checksum.compute(file) != expected:
+            raise ValueError("its bytes differ from its checksum")
+        with np.load(file) as archive:
+            return dict(archive)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{file}: damaged ({error}); {_REPAIR}") from None
+
+
 def _read_metadata(file: Path) -> dict[str, Any] | None:
     """The metadata of a store; None where there is no such file, or it is not ours."""
     try:
+        found = checksum.verify(file)
         metadata = json.loads(file.read_text())
+    except DamagedFile as error:
+        raise ValueError(f"{error.damage}; {_REPAIR}") from None
     except (OSError, ValueError):
         return None
     if not isinstance(metadata, dict):
         return None
     if not str(metadata.get("format")).startswith("meanshift pack "):
         return None
-    if metadata["format"] != _FORMAT:
+    if metadata["format"] not in (_FORMAT, _FORMAT_WITHOUT_CHECKSUMS):
         raise ValueError(
             f"{file}: has the format {metadata['format']!r}; this version reads {_FORMAT!r}: pack "
             f"again"
         )
+    if file.name == _FINISHED and metadata["format"] == _FORMAT and found is None:
+        raise ValueError(f"{file}: damaged (its checksum is missing); {_REPAIR}")
     return metadata
 
 

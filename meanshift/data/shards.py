@@ -24,11 +24,12 @@ from torch import Tensor
 
 from meanshift.data.decode import SUFFIXES, read_image
 from meanshift.data.file_access import FileStream, LocalFile, RemoteFile, base_name, open_file
+from meanshift.data.folder import by_extension
 from meanshift.data.source import Source
-from meanshift.runtime.files import write_text
+from meanshift.runtime import checksum
 from meanshift.runtime.progress import progress
 
-_FORMAT = "meanshift shard 2"
+_FORMAT = "meanshift shard 3"
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 
@@ -50,6 +51,7 @@ class ShardSource(Source):
         labels = list[str | None]()
         damaged = list[str]()
         duplicates = list[str]()
+        others = list[str]()
         with progress("index shards", len(self.files)) as bar:
             for number, file in enumerate(self.files):
                 index = _cached_index(file)
@@ -57,6 +59,7 @@ class ShardSource(Source):
                 labels += [row[3] for row in index["rows"]]
                 damaged += [self.names[number]] if index["damaged"] else []
                 duplicates += [f"{self.names[number]}/{key}" for key in index["duplicates"]]
+                others += index["left_out"]
                 bar.update()
         for cases, what in (
             (damaged, "shards are cut short or damaged, only what is whole before that is used"),
@@ -64,11 +67,15 @@ class ShardSource(Source):
         ):
             if cases:
                 warnings.warn(f"{name}: {len(cases)} {what}; the first is {cases[0]}", stacklevel=2)
+        left_out = by_extension(others)
         if not self.rows:
             raise ValueError(
-                f"{name}: no image in {len(self.files)} shards; need members ending in "
+                f"{name}: no image in {len(self.files)} shards"
+                f"{left_out and f', but {left_out}'}; need members ending in "
                 f"{' '.join(sorted(SUFFIXES))}"
             )
+        if left_out:
+            warnings.warn(f"{name}: left out {left_out}: not known as images", stacklevel=2)
         self.classes, numbers = _number_labels(labels)
         self.labels = torch.tensor(numbers) if self.classes else None
 
@@ -92,8 +99,9 @@ class ShardSource(Source):
 def shards_in_folder(root: Path) -> list[str]:
     """The shards at the top and in the folders of the splits; none if there are image files."""
     tops = [root, *(root / split for split in ("train", "val", "test"))]
-    files = [file for top in tops if top.is_dir() for file in top.iterdir() if file.is_file()]
-    found = [str(file) for file in files if file.name.endswith((".tar", *COMPRESSED))]
+    files = [file for top in tops if top.is_dir() for file in top.iterdir()]
+    shards = [file for file in files if file.name.endswith((".tar", *COMPRESSED))]
+    found = [str(file) for file in shards if file.is_file()]
     names = (name.lower() for _, _, names in os.walk(root) for name in names) if found else ()
     return [] if any(Path(name).suffix in SUFFIXES for name in names) else sorted(found)
 
@@ -118,7 +126,7 @@ def _cached_index(file: LocalFile | RemoteFile) -> dict[str, Any]:
     path = cache / f"{hashlib.sha256(os.fsencode(address)).hexdigest()[:32]}.json"
     key = {"format": _FORMAT, "version": file.version}
     try:
-        index: dict[str, Any] = json.loads(path.read_text())
+        index = checksum.read_json(path)
         if {name: index.get(name) for name in key} == key:
             return index
     except (OSError, ValueError, AttributeError):  # none yet, or not readable: built again
@@ -126,7 +134,7 @@ def _cached_index(file: LocalFile | RemoteFile) -> dict[str, Any]:
     index = key | _build_index(file)
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(index, separators=(",", ":")))
+        checksum.write_json(path, index)
     except OSError:  # a cache that cannot be written: the next start builds it again
         pass
     return index
@@ -143,10 +151,13 @@ def _build_index(file: LocalFile | RemoteFile) -> dict[str, Any]:
     images = dict[str, tuple[int, int, str]]()  # by key: offset, size, name
     labels = dict[str, str]()
     duplicates = list[str]()
-    buffer_size = 1 << (22 if isinstance(file, RemoteFile) else 14)
-    stream = io.BufferedReader(FileStream(file), buffer_size)
+    others = dict[str, str]()  # by key
+    remote = isinstance(file, RemoteFile)
+    # Of a local file not by `read_at`: a timeout for each header would take most of the time.
+    raw: io.RawIOBase = FileStream(file) if remote else io.FileIO(file.address)
+    stream = io.BufferedReader(raw, 1 << (22 if remote else 14))
     try:
-        with tarfile.open(fileobj=stream, mode="r:") as tar:
+        with stream, tarfile.open(fileobj=stream, mode="r:") as tar:
             for member in _complete_members(tar, file.size):
                 folder, slash, base = member.name.removeprefix("./").rpartition("/")
                 stem, _, ending = base.partition(".")
@@ -160,6 +171,8 @@ def _build_index(file: LocalFile | RemoteFile) -> dict[str, Any]:
                     label = _read_label(opened.read(), ending)
                     if label is not None and (ending == "cls" or key not in labels):
                         labels[key] = label
+                elif stem:
+                    others[key] = base
             end = tar.offset
     except tarfile.TarError as error:
         raise ValueError(
@@ -168,7 +181,8 @@ def _build_index(file: LocalFile | RemoteFile) -> dict[str, Any]:
         ) from None
     damaged = file.size < end + 512 or file.read_at(end, 512) != bytes(512)
     rows = [[*row, labels.get(key)] for key, row in images.items()]
-    return {"rows": rows, "damaged": damaged, "duplicates": duplicates}
+    left_out = [name for key, name in others.items() if key not in images]
+    return {"rows": rows, "damaged": damaged, "duplicates": duplicates, "left_out": left_out}
 
 
 def _complete_members(tar: tarfile.TarFile, size: int) -> Iterator[tarfile.TarInfo]:

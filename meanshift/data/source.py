@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
+from meanshift.data.file_access import with_timeout
 from meanshift.runtime import rng
 
 
@@ -165,14 +168,27 @@ def file_signature(files: Sequence[Path]) -> str:
     """
     digest = hashlib.sha256()
     every = 1 + len(files) // 1000
-    for index, file in enumerate(files):
+    to_sign = [(file, index % every == 0) for index, file in enumerate(files)]
+    for start in range(0, len(files), 100):
+        part = to_sign[start : start + 100]
         try:
-            status = file.stat()
-            digest.update(os.fsencode(file.name))
-            digest.update(f" {status.st_size} {status.st_mtime_ns}\n".encode())
-            if index % every == 0:
-                with file.open("rb") as opened:
-                    digest.update(opened.read(65_536))
-        except OSError:  # unreadable, as its image will be
+            digest.update(with_timeout(functools.partial(_sign, part), files[start]))
+        except TimeoutError:
             digest.update(b"nothing\n")
     return digest.hexdigest()
+
+
+def _sign(files: Sequence[tuple[Path, bool]]) -> bytes:
+    """Name, size and date of each file, and the beginning of those that are to be read."""
+    content = b""
+    for file, read in files:
+        try:
+            status = file.stat()
+            content += os.fsencode(file.name)
+            content += f" {status.st_size} {status.st_mtime_ns}\n".encode()
+            if read and stat.S_ISREG(status.st_mode):
+                with file.open("rb") as opened:
+                    content += opened.read(65_536)
+        except OSError:  # unreadable, as its image will be
+            content += b"nothing\n"
+    return content

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +13,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from meanshift.config import Config
+from meanshift.data.file_access import split_name
 from meanshift.data.open import open_source
 from meanshift.data.source import Source, Subset
 from meanshift.runtime import rng
@@ -23,11 +26,17 @@ def train_and_validation(
 
     `validation` is the setting `data.validation`.
     """
-    splits = dict(open_source(spec))
+    return _divide(spec, open_source(spec), validation, seed=seed)
+
+
+def _divide(
+    spec: str, opened: Mapping[str, Source], validation: float | str, *, seed: int
+) -> tuple[Source, Source | None]:
+    splits = dict(opened)
     train = splits.pop("train")
     if validation == "auto":
-        if splits:
-            return train, match_classes(next(iter(splits.values())), train)
+        if held_out := _held_out(splits):
+            return train, match_classes(splits[held_out], train)
         validation = 0.1 if train.labels is not None and len(train) >= 100 else "none"
     if validation in ("none", 0.0):
         return train, None
@@ -51,17 +60,27 @@ class EvaluationSplits(NamedTuple):
     """images that the metrics are computed on; None for a source without labels"""
     description: str
     """one line for the card of a result"""
+    seen: str = ""
+    """added to it where the run may have trained on the test images"""
 
 
 def evaluation_splits(
-    spec: str, *, labels: Path | None = None, split: str = "", run: Config | None = None
+    spec: str,
+    *,
+    labels: Path | None = None,
+    split: str = "",
+    run: Config | None = None,
+    trained_on: str = "",
 ) -> EvaluationSplits:
     """The labeled train and test images of a source.
 
     `split` names the test split. `run` is the config of the evaluated run where it was trained on
     this source: it is tested on its own validation images unless another split is asked for.
+    `trained_on` is the recorded fingerprint of its training images. If they are others today, the
+    same split gives other images, so the validation images of the run are not known.
     """
-    splits = dict(open_source(spec, labels=labels))
+    opened = open_source(spec, labels=labels)
+    splits = dict(opened)
     unsupervised = splits.pop("train")
     train = splits.pop("labeled", unsupervised)
     if not train.labeled:
@@ -73,28 +92,60 @@ def evaluation_splits(
             f"{', '.join(usable) or 'only train'}"
         )
     seed = 0 if run is None else run.train.seed
-    note = ""
-    if run is not None and not split and train is unsupervised:
+    changed = False
+    if run is not None:
         validation = run.data.validation
-        run_train, run_validation = train_and_validation(spec, validation, seed=seed)
-        if isinstance(run_train, Subset) and isinstance(run_validation, Subset):
+        run_train: Source | None = None
+        run_validation: Source | None = None
+        with contextlib.suppress(ValueError):  # it can no longer be split as in the run
+            as_in_run = opened if labels is None else open_source(spec)
+            run_train, run_validation = _divide(spec, as_in_run, validation, seed=seed)
+        if trained_on:
+            changed = run_train is None or run_train.fingerprint() != trained_on
+        is_usable = not split and not changed and train is unsupervised
+        if is_usable and isinstance(run_train, Subset) and isinstance(run_validation, Subset):
             # The labels may be those of another table, so the indices are applied to `train`.
             fit = train.subset(run_train.indices)
             test = train.subset(run_validation.indices)
             if fit.labeled and test.labeled:
                 description = f"validation images of the run ({validation}), seed {seed}"
                 return EvaluationSplits(labeled_only(fit), labeled_only(test), description)
-        split = str(validation) if validation in usable else ""
-        note = "; the run has seen them unlabeled" if run_validation is None else ""
-    name = split or next(iter(usable), "")
+        if not split and validation in usable:
+            split = str(validation)
+    name = split or _held_out(usable)
     if name:
         named = match_classes(splits[name], train)
+        train_and_test = labeled_only(train), labeled_only(named)
         description = f"the source's own train and {name}"
-        return EvaluationSplits(labeled_only(train), labeled_only(named), description)
-    train = labeled_only(train)
-    fraction = 0.1 if len(train) >= 100 else 0.25
-    description = f"{fraction:.0%} split off for testing, stratified, seed {seed}{note}"
-    return EvaluationSplits(*stratified_split(train, fraction, seed=seed), description)
+        seen = "the run may have seen some of them" if changed else ""
+    else:
+        train = labeled_only(train)
+        fraction = 0.1 if len(train) >= 100 else 0.25
+        train_and_test = stratified_split(train, fraction, seed=seed)
+        description = f"{fraction:.0%} split off for testing, stratified, seed {seed}"
+        seen = "" if run is None else "the run has seen them unlabeled"
+    if changed:
+        seen = f"the training images have changed since the run: {seen}"
+        warnings.warn(
+            f"{spec}: {seen}; for images that it has not seen give another --data, or restore the "
+            f"source as it was",
+            stacklevel=2,
+        )
+    return EvaluationSplits(*train_and_test, description, seen)
+
+
+def is_trained_on(spec: str, run: Config, fingerprint: str) -> bool:
+    """Whether a source has exactly the training images of a run, which have this fingerprint."""
+    try:
+        train, _ = train_and_validation(spec, run.data.validation, seed=run.train.seed)
+    except (ValueError, OSError):  # it cannot even be split as in the run
+        return False
+    return train.fingerprint() == fingerprint
+
+
+def _held_out(splits: Iterable[str]) -> str:
+    """The first split that is not a part of train, as `train_small`; empty if there is none."""
+    return next((name for name in splits if split_name(name) != "train"), "")
 
 
 def match_classes(source: Source, train: Source) -> Source:
@@ -107,8 +158,8 @@ def match_classes(source: Source, train: Source) -> Source:
             f"{source.name}: has classes that {train.name} lacks: {', '.join(unknown[:5])}; "
             f"name the classes alike in both"
         )
-    number = torch.tensor([train.classes.index(name) for name in source.classes])
-    source.labels = torch.where(source.labels < 0, -1, number[source.labels])
+    unknown_last = [*(train.classes.index(name) for name in source.classes), -1]
+    source.labels = torch.tensor(unknown_last)[source.labels]
     source.classes = train.classes
     return source
 

@@ -35,6 +35,8 @@ class Task:
     metric: Metric
     split: str
     """how the parts were chosen, for the card of a result"""
+    spec: str = ""
+    """the SOURCE that a user has named; empty for a dataset of the paper"""
 
 
 @dataclass(frozen=True)
@@ -257,7 +259,7 @@ def task_from_source(name: str, spec: str, *, seed: int = 0) -> Task:
             raise ValueError(f"{spec}: {part} has images of {label}, train has none; add some")
     if len(others) == 2:
         val, test = others
-        return Task(name, name, train, val, test, "top-1", "train, val and test as given")
+        return Task(name, name, train, val, test, "top-1", "train, val and test as given", spec)
     needed = 3 if others else 4
     if int(sizes.min()) < 2 or int(sizes.max()) < needed:
         smallest = source.classes[int(classes[sizes.argmin()])]
@@ -273,7 +275,7 @@ def task_from_source(name: str, spec: str, *, seed: int = 0) -> Task:
         train, test = _split(train, fraction=0.2, seed=seed)
         split = "test 20% per class, validation 20% per class of the rest"
     train, val = _split(train, fraction=0.2, seed=seed)
-    return Task(name, name, train, val, test, "top-1", f"{split}, seed {seed}")
+    return Task(name, name, train, val, test, "top-1", f"{split}, seed {seed}", spec)
 
 
 def _split(source: Source, *, count: int = 0, fraction: float = 0.0, seed: int) -> list[Source]:

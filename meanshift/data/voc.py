@@ -7,7 +7,7 @@ import math
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -204,21 +204,40 @@ def _parse_image(year: Path, item: str, problems: _Problems) -> _ParsedImage:
     if file is None:
         raise ValueError("no .jpg, .jpeg or .png in JPEGImages")
     with Image.open(file) as image:
-        width, height = image.size
-        if image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8):  # lies on its side
-            width, height = height, width
+        stored = image.size
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    width, height = stored[::-1] if orientation in (5, 6, 7, 8) else stored  # lies on its side
     annotation = _parse_xml(year / "Annotations" / f"{item}.xml")
     annotated = [_number(annotation.find("size"), side) for side in ("width", "height")]
-    if annotated != [width, height] and not any(map(math.isnan, annotated)):
+    # Boxes count pixels of the image as it is stored, unless the annotated size is of the other.
+    turned = orientation in (2, 3, 4) or (orientation in (5, 6, 7, 8) and annotated == [*stored])
+    if turned:
+        problems["images are turned by their EXIF, and their boxes with them"].append(title)
+    elif annotated != [width, height] and not any(map(math.isnan, annotated)):
         problems["images have another size than annotated, their boxes may be wrong"].append(
             f"{title}, {annotated[0]:g} x {annotated[1]:g} in its XML and {width} x {height} when "
             f"read"
         )
     objects = [
-        _parse_object(element, title, (width, height), problems)
+        _parse_object(element, title, stored if turned else (width, height), problems)
         for element in annotation.iterfind("object")
     ]
-    return _ParsedImage(title, file, (height, width), list(filter(None, objects)))
+    things = list(filter(None, objects))
+    if turned:
+        things = [replace(thing, box=_turn(thing.box, orientation, stored)) for thing in things]
+    return _ParsedImage(title, file, (height, width), things)
+
+
+def _turn(box: list[float], orientation: int, size: tuple[int, int]) -> list[float]:
+    """A box of a stored image of (width, height), in the image turned by its EXIF orientation."""
+    x, y = box[::2], box[1::2]
+    if orientation in (2, 3, 7, 8):
+        x = [size[0] - x[1], size[0] - x[0]]
+    if orientation in (3, 4, 6, 7):
+        y = [size[1] - y[1], size[1] - y[0]]
+    if orientation >= 5:
+        x, y = y, x
+    return [x[0], y[0], x[1], y[1]]
 
 
 def _parse_xml(path: Path) -> ElementTree.Element:

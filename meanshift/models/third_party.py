@@ -21,6 +21,7 @@ from torchvision import models
 from meanshift import config
 from meanshift.models.encoder import build_backbone, resnet_from_shapes
 from meanshift.models.heads import mlp_from_state
+from meanshift.runtime import checksum
 
 # What a checkpoint may contain besides tensors and plain values: the options of the program that
 # wrote it, and numpy scalars. Neither can execute code.
@@ -45,7 +46,9 @@ _PROGRAMS = (
 )
 _TARGETS = re.compile(r"(?i)(?<![a-z])((encoder_[kt]|ema)(?![a-z])|target|momentum|teacher)")
 """prefixes of momentum encoders, which are not the online backbone"""
-_HEADS = re.compile(r"(fc|classifiers?|heads?|proj\w*|pred\w*|prototypes|queue\w*|labels)(\.|$)")
+_HEADS = re.compile(
+    r"(fc|classifiers?|heads?|aux\w*|AuxLogits|proj\w*|pred\w*|prototypes|queue\w*|labels)(\.|$)"
+)
 """keys that may stand beside those of a backbone"""
 _COUNTER = "num_batches_tracked"  # the only key that may be missing
 _SEQUENTIAL = {"0": "conv1", "1": "bn1"} | {str(i + 3): f"layer{i}" for i in range(1, 5)}
@@ -107,7 +110,12 @@ class _MetaParameters(TorchFunctionMode):
 
 
 def read_file(path: Path) -> Any:
-    """Return the contents of a .safetensors or torch file; refuse a pickle that executes code."""
+    """Return the contents of a .safetensors or torch file; refuse a pickle that executes code.
+
+    A file that has a checksum of ours is compared with it.
+    """
+    if path.is_file():
+        checksum.verify(path)
     if path.suffix == ".safetensors":
         from safetensors import SafetensorError, safe_open
 
@@ -158,7 +166,7 @@ def recognize(contents: Any, path: Path) -> RecognizedWeights:
 
 
 def from_torchvision(spec: str) -> RecognizedWeights:
-    """Build `NAME` (untrained), `NAME:WEIGHTS` (torchvision's own), or `NAME=FILE`."""
+    """Build `NAME:WEIGHTS` (torchvision's own), `NAME:random`, or `NAME=FILE`."""
     network, _, file = spec.partition("=")
     name, _, weights_name = network.partition(":")
     settings = config.Encoder(name=name)
@@ -167,14 +175,17 @@ def from_torchvision(spec: str) -> RecognizedWeights:
         match = _find_backbone(dict(_flatten(read_file(Path(file)))), Path(file), settings)
         backbone = _load_backbone(settings, match.found)
         return RecognizedWeights(backbone, settings, f"{file} as {title}", 224)
-    if not weights_name:
+    if weights_name == "random":
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             backbone, _ = build_backbone(settings)
-        return RecognizedWeights(backbone.eval(), settings, f"{title}, UNTRAINED", 224)
-    available = {str(w).rpartition(".")[2]: w for w in models.get_model_weights(name)}
+        return RecognizedWeights(backbone.eval(), settings, f"{title}, random weights", 224)
+    trained = models.get_model_weights(name) if name in models.list_models() else []
+    available = {str(w).rpartition(".")[2]: w for w in trained}
     if weights_name not in available:
-        raise ValueError(f"torchvision:{name}:{weights_name}: need one of {', '.join(available)}")
+        _meta_backbone(settings)  # a name that is no network has an error of its own
+        choices = ", ".join(f"torchvision:{name}:{each}" for each in [*available, "random"])
+        raise ValueError(f"torchvision:{network}: names no weights; type one of {choices}")
     weights = available[weights_name]
     try:
         state = weights.get_state_dict(check_hash=True, weights_only=True)

@@ -1,4 +1,4 @@
-"""Batched image operators: resized crop, color jitter, grayscale, blur, solarize, normalize.
+"""Batched image operators: crop, resized crop, color jitter, grayscale, blur, solarize, normalize.
 
 Each image of a batch has its own parameters, and no loop runs over the images. The operators are
 named after those of `torchvision.transforms.v2.functional` and give the same results.
@@ -38,6 +38,16 @@ class ColorParameters:
     sigma: Float[Tensor, " batch"]
     """standard deviation of the blur in pixels; 0 is no blur"""
     solarized: Bool[Tensor, " batch"]
+
+
+def cut_to_aspect(
+    images: UInt8[Tensor, "*batch height width"], most: int
+) -> UInt8[Tensor, "*batch _ _"]:
+    """The middle of images whose long side is more than `most` times the short one."""
+    height, width = images.shape[-2:]
+    cut_height, cut_width = min(height, most * width), min(width, most * height)
+    top, left = (height - cut_height) // 2, (width - cut_width) // 2
+    return images[..., top : top + cut_height, left : left + cut_width]
 
 
 def resized_crop(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
@@ -12,10 +10,12 @@ from torchvision.transforms.v2 import functional as TF
 
 from meanshift.data import Source, UnreadableSample
 from meanshift.data.bad_files import read_or_replace
+from meanshift.ops.image import cut_to_aspect
 from meanshift.runtime import distributed
 
-TRANSFORM_VERSION = 1
+TRANSFORM_VERSION = 2
 """raise it when `eval_transform` changes, so that no older feature cache is used"""
+_MAX_ASPECT = 16  # of an image that is resized as a whole; one pixel high and 60,000 wide: 12 GB
 
 
 def eval_transform(
@@ -26,43 +26,49 @@ def eval_transform(
     bad: dict[int, UnreadableSample] | None = None,
     bicubic: bool = False,
 ) -> UInt8[Tensor, "batch channels _ _"]:
-    """Read images as they are evaluated: small ones of one size unchanged, others center-cropped.
+    """Read images as they are evaluated: resized and center-cropped to `image_size`.
 
-    The short side is resized to `resize` (0: 256/224 of `image_size`) before the crop: 256 and 224
-    in the authors' code. Small arrays keep their own size, or are enlarged to `image_size`. An
-    unreadable image raises an error, or if `bad` is given it is added there and replaced by a gray
-    image.
+    The short side is resized to `resize` before the crop. Without it: to 256/224 of `image_size`,
+    which is 256 and 224 in the authors' code; arrays of exactly `image_size`, and files up to 64
+    pixels, stay as they are, and smaller arrays are enlarged. An unreadable image raises an error,
+    or if `bad` is given it is added there and replaced by a gray image.
     """
     interpolation = TF.InterpolationMode.BICUBIC if bicubic else TF.InterpolationMode.BILINEAR
-    images: Iterable[Tensor]
-    if source.uniform:
-        batch = source.read_batch(indices).permute(0, 3, 1, 2)
-        side = max(batch.shape[2:])
-        if side < image_size:  # training enlarged them too
-            batch = TF.resize(batch, [image_size, image_size], interpolation, antialias=True)
-        if side <= max(image_size, 64):
-            return batch
-        images = batch.unbind(0)
-    else:
-        images = (_read(source, index, image_size, bad) for index in indices.tolist())
-    short_side = [resize or round(image_size * 256 / 224)]
     square = [image_size, image_size]
-    views = []
-    for image in images:
-        # Files of small images are evaluated like arrays of them.
-        if image_size > 64 or list(image.shape[1:]) != square:
-            image = TF.resize(image, short_side, interpolation, antialias=True)
-            image = TF.center_crop(image, square)
-        views.append(image)
-    return torch.stack(views)
+
+    def fit(images: Tensor) -> Tensor:
+        size = list(images.shape[-2:])
+        if not resize and size == square and (source.uniform or image_size <= 64):
+            return images
+        target = [short_side(image_size, resize)]
+        if not resize and source.uniform and max(size) < image_size:  # as training enlarges them
+            target = square
+        images = cut_to_aspect(images, _MAX_ASPECT)
+        images = TF.resize(images, target, interpolation, antialias=True)
+        cropped: Tensor = TF.center_crop(images, square)
+        return cropped
+
+    if source.uniform:
+        return fit(source.read_batch(indices).permute(0, 3, 1, 2))
+    return torch.stack([fit(_read(source, i, image_size, bad)) for i in indices.tolist()])
 
 
-def needs_no_resize(source: Source, image_size: int) -> bool:
+def short_side(image_size: int, resize: int) -> int:
+    """The short side before the crop to `image_size`; a smaller one would need black borders."""
+    if resize and resize < image_size:
+        raise ValueError(
+            f"--resize {resize}: is below the image size of {image_size}; need at least that, or "
+            f"a smaller --image-size too"
+        )
+    return resize or round(image_size * 256 / 224)
+
+
+def needs_no_resize(source: Source, image_size: int, resize: int = 0) -> bool:
     """Whether `eval_transform` leaves every image of a source unchanged."""
-    if not source.uniform:
+    if not source.uniform or resize not in (0, image_size):
         return False
-    side = max(source.read_batch(torch.tensor([0])).shape[1:3])
-    return image_size <= side <= max(image_size, 64)
+    size = source.read_batch(torch.tensor([0])).shape[1:3]
+    return tuple(size) == (image_size, image_size)
 
 
 def rank_batches(images: int, batch_size: int) -> tuple[Int[Tensor, " batch"], ...]:
@@ -90,6 +96,7 @@ class EvalDataset(Dataset[tuple[Tensor, Tensor, dict[int, UnreadableSample]]]):
     ) -> None:
         self.source = source
         self.image_size = image_size
+        short_side(image_size, resize)  # an error here, and not in a worker
         self.resize = resize
         self.bicubic = bicubic
         self.batches = (

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from meanshift.data import open_source
+from meanshift.data import open_source, train_and_validation
 from meanshift.data.arrays import ArraySource
 from tests.support.sources import truncate_file
 
@@ -98,6 +98,16 @@ def test_arrays_of_other_shapes_are_refused(shape):
 def test_bad_labels_are_refused(labels):
     with pytest.raises(ValueError, match=r"x: labels of shape .*; need one integer per image"):
         ArraySource(PIXELS, labels, name="x")
+
+
+@pytest.mark.parametrize("unknown", [-1, -100])
+@pytest.mark.parametrize("known", [3, 0])
+def test_labels_below_zero_are_unknown(tmp_path, unknown, known):
+    labels = np.where(np.arange(12) < known, LABELS, unknown)
+    parts = {"x_train": PIXELS, "y_train": LABELS, "x_test": PIXELS, "y_test": labels}
+    np.savez(tmp_path / "a.npz", **parts)
+    validation = train_and_validation(str(tmp_path / "a.npz"), "auto", seed=0)[1]
+    assert validation.labels.tolist() == [*LABELS[:known].tolist(), *[-1] * (12 - known)]
 
 
 def test_an_npz_without_images_lists_what_it_has(tmp_path):

@@ -81,3 +81,19 @@ def test_a_run_reports_each_file_once_and_stops_at_too_many():
     with pytest.raises(SharedError, match="3 of 20 images cannot be read") as caught:
         bad_files.check()
     assert "a: torn" in str(caught.value) and "c: gone" in str(caught.value)
+
+
+@pytest.mark.parametrize("first", [1, 5, 6])
+def test_only_the_first_files_are_printed(first):
+    bad_files = BadFiles(0.0, 1000)
+    printed = []
+    for batch in (range(first), range(first, 300), range(300, 400), [0]):
+        printed += bad_files.messages(bad_files.add([(f"{i}.jpg", "torn") for i in batch]))
+    assert printed == [
+        *(f"{i}.jpg cannot be read (torn); replaced by another image" for i in range(5)),
+        "more images cannot be read; warnings.jsonl lists them all",
+    ]
+    with pytest.raises(SharedError, match="400 of 1000 images") as caught:
+        bad_files.check()
+    assert "4.jpg: torn\n  and 395 more, all of them in warnings.jsonl\n" in str(caught.value)
+    assert "400 of 1000 images" in bad_files.summary()

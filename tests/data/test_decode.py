@@ -1,10 +1,13 @@
 """Files of every kind are decoded to RGB; what cannot be read is named."""
 
+import os
+import threading
+
 import numpy as np
 import pytest
 from PIL import Image
 
-from meanshift.data import UnreadableSample
+from meanshift.data import UnreadableSample, file_access
 from meanshift.data.decode import read_image
 from tests.support.sources import truncate_file
 
@@ -107,3 +110,43 @@ def test_an_unreadable_file_is_named(tmp_path, make_images, kind):
         read_image(path)
     assert caught.value.title == str(path)
     assert len(caught.value.reason) > 10
+    assert str(path) not in caught.value.reason  # the title has it already
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("fifo", "a FIFO"), ("zeros", "a device"), ("terminal", "a device"), ("folder", "a dir")],
+)
+def test_what_is_no_regular_file_is_named_and_not_waited_for(tmp_path, kind, reason):
+    path = tmp_path / "bad.jpg"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero" if kind == "zeros" else "/dev/ptmx")
+    with pytest.raises(UnreadableSample, match=f"{reason}.*not a file") as caught:
+        read_image(path)
+    assert caught.value.title == str(path)
+
+
+def test_a_disk_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):
+    answer = threading.Event()
+    monkeypatch.setattr(file_access, "DISK_TIMEOUT", 0.02)
+    monkeypatch.setattr(file_access, "_regular", lambda _: answer.wait(60))
+    try:
+        for _ in range(7):
+            with pytest.raises(UnreadableSample, match=r"a\.jpg.*no answer from the disk"):
+                read_image(tmp_path / "a.jpg")
+        with pytest.raises(file_access.DiskTimeout, match=r"a\.jpg: no answer .* nor from 7 files"):
+            read_image(tmp_path / "a.jpg")
+    finally:
+        answer.set()
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "tiff", "webp"])
+def test_a_large_file_is_read_in_parts(tmp_path, monkeypatch, suffix):
+    options = {"compression": "tiff_lzw"} if suffix == "tiff" else {}
+    pixels = saved(tmp_path / f"a.{suffix}", Image.fromarray(PIXELS), **options)
+    monkeypatch.setattr(file_access, "_AT_ONCE", 10)
+    assert np.array_equal(read_image(tmp_path / f"a.{suffix}").permute(1, 2, 0).numpy(), pixels)

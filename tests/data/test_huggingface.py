@@ -102,6 +102,25 @@ def test_splits_have_our_names_and_order(tmp_path, photos):
         open_source(f"hf:{tmp_path / 'other'}")
 
 
+def test_a_part_of_train_is_a_split_of_its_own(tmp_path, photos):
+    dataset = dataset_of(photos)
+    parts = {"train": 8, "train_small": 2, "test_a": 1, "test_b": 2}
+    parts = {split: dataset.select(range(size)) for split, size in parts.items()}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "saved")
+    splits = open_source(f"hf:{tmp_path / 'saved'}")
+    sizes = {split: len(source) for split, source in splits.items()}
+    assert sizes == {"train": 8, "test": 3, "train_small": 2}
+    assert_same_images(splits["train"], FolderSource(photos).subset(torch.arange(8)))
+
+
+def test_labels_may_be_words(tmp_path, photos):
+    words = ["dog", None, *["cat"] * 11]
+    dataset = datasets.Dataset.from_dict({"image": image_cells(photos), "label": words})
+    source = open_saved(dataset, tmp_path / "saved")
+    assert source.classes == ["cat", "dog"]
+    assert source.labels.tolist() == [1, -1, *[0] * 11]
+
+
 def test_splits_by_the_names_of_files_and_folders(tmp_path, photos):
     dataset = dataset_of(photos)
     for name, rows in (

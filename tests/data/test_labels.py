@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from meanshift.data import open_source, train_and_validation
-from meanshift.data.labels import read_labels
+from meanshift.data.labels import is_table, read_labels
 
 
 @pytest.fixture
@@ -55,7 +55,9 @@ def labels_of(source):
 @pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["LF", "CRLF"])
 def test_the_header_may_be_written_in_many_ways(table, header, mark, end):
     text = end.join([header, "a.jpg,cat", "b/c.jpg,dog", ""])
-    assert read_labels(table(mark + text.encode())) == {"a.jpg": "cat", "b/c.jpg": "dog"}
+    path = table(mark + text.encode())
+    assert is_table(path)
+    assert read_labels(path) == {"a.jpg": "cat", "b/c.jpg": "dog"}
 
 
 def test_spaces_empty_lines_quotes_and_dots_are_understood(table):

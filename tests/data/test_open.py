@@ -1,7 +1,9 @@
 """Folders, named datasets and the sample give the right images and labels."""
 
+import os
 import shutil
 import struct
+from pathlib import Path
 from urllib.error import URLError
 
 import numpy as np
@@ -9,9 +11,14 @@ import pytest
 import torch
 import torchvision
 
-from meanshift.data import UnreadableSample, open_source, train_and_validation
+from meanshift.data import (
+    UnreadableSample,
+    evaluation_splits,
+    open_source,
+    train_and_validation,
+)
 from meanshift.data.decode import read_image
-from tests.support.sources import titles
+from tests.support.sources import load_batches, titles
 
 RANDOM = np.random.default_rng(0)
 PIXELS = RANDOM.integers(0, 256, (12, 6, 8, 3), dtype=np.uint8)
@@ -64,11 +71,12 @@ def test_nested_folders_belong_to_the_class_at_the_top(tmp_path, make_images):
 
 
 def test_train_val_and_test_are_splits(tmp_path, make_images):
-    make_images(tmp_path, {"train/a": 3, "train/b": 2, "val/a": 1, "val/b": 1, "test/a": 1})
+    make_images(tmp_path, {"train/a": 3, "train/b": 2, "val/a": 1, "val/b": 1, "test/b": 1})
     splits = open_source(str(tmp_path))
     assert list(splits) == ["train", "val", "test"]
     assert [len(part) for part in splits.values()] == [5, 2, 1]
     assert splits["train"].classes == ["a", "b"]
+    assert splits["test"].classes == ["b"] and splits["test"].labels.tolist() == [0]
     train, validation = train_and_validation(str(tmp_path), "auto", seed=0)
     assert (len(train), len(validation)) == (5, 2)
     assert len(train_and_validation(str(tmp_path), "none", seed=0)[0]) == 5
@@ -79,6 +87,84 @@ def test_a_folder_with_only_train_is_that_split(tmp_path, make_images):
     assert open_source(str(tmp_path))["train"].classes == ["a", "b"]
 
 
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_a_split_of_one_class_is_labeled_as_the_others(tmp_path, make_images, split):
+    make_images(tmp_path, {"train/a": 8, "train/b": 8, f"{split}/b": 3})
+    validation = train_and_validation(str(tmp_path), "auto", seed=0)[1]
+    assert validation.labels.tolist() == [1, 1, 1] and validation.classes == ["a", "b"]
+    assert evaluation_splits(str(tmp_path)).test.labels.tolist() == [1, 1, 1]
+
+
+def test_a_single_folder_that_is_no_class_elsewhere_is_storage(tmp_path, make_images):
+    make_images(tmp_path, {"train/everything": 3, "val/a": 1, "val/b": 1})
+    splits = open_source(str(tmp_path))
+    assert splits["train"].labels is None and splits["val"].classes == ["a", "b"]
+
+
+def test_files_beside_train_do_not_make_it_a_class(tmp_path, make_images):
+    make_images(tmp_path, {"train/a": 2, "train/b": 2})
+    write(tmp_path / "README.md", b"hello")
+    write(tmp_path / "download.sh", b"hello")
+    assert open_source(str(tmp_path))["train"].classes == ["a", "b"]
+
+
+def test_what_is_beside_the_splits_is_named(tmp_path, make_images):
+    make_images(tmp_path, {"train/a": 2, "train/b": 2, "val/a": 1, "extra": 1, "": 1})
+    with pytest.warns(UserWarning, match="2 folders and images beside them .* first is 000.jpg"):
+        splits = open_source(str(tmp_path))
+    assert [len(part) for part in splits.values()] == [4, 1]
+
+
+def test_classes_that_are_linked_into_each_other_keep_their_images(tmp_path, make_images):
+    make_images(tmp_path, {"a": 2, "b": 3})
+    (tmp_path / "a/more").symlink_to("../b")
+    (tmp_path / "b/more").symlink_to("../a")
+    (tmp_path / "b/top").symlink_to("..")
+    (tmp_path / "c").symlink_to("a")
+    with pytest.warns(UserWarning, match="10 images that are in it by another path too"):
+        source = open_source(str(tmp_path))["train"]
+    assert source.classes == ["a", "b", "c"]
+    assert source.labels.bincount().tolist() == [5, 5, 5]
+    own = [f"a/00{i}.jpg" for i in range(2)] + [f"b/00{i}.jpg" for i in range(3)]
+    assert {title for title in titles(source) if title.count("/") == 1} >= {*own}
+
+
+def test_linked_classes_from_outside_are_classes(tmp_path, make_images):
+    make_images(tmp_path / "store", {"cats": 2, "dogs": 1})
+    (tmp_path / "photos").mkdir()
+    for name in ("cats", "dogs"):
+        (tmp_path / "photos" / name).symlink_to(tmp_path / "store" / name)
+    source = open_source(str(tmp_path / "photos"))["train"]
+    assert titles(source) == ["cats/000.jpg", "cats/001.jpg", "dogs/000.jpg"]
+    assert source.labels.tolist() == [0, 0, 1]
+
+
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path, make_images, monkeypatch):
+    make_images(tmp_path, {"a": 1, "b": 1, "lost": 1})
+    scandir = os.scandir
+
+    def refuse(folder):
+        if Path(folder).name == "lost":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.warns(UserWarning, match=r"1 folders cannot be read.*lost \(Permission denied\)"):
+        assert len(open_source(str(tmp_path))["train"]) == 2
+
+
+def test_files_that_never_end_are_named_and_not_waited_for(tmp_path, make_images):
+    make_images(tmp_path, {"": 6})
+    os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "zeros.jpg").symlink_to("/dev/zero")
+    source = open_source(str(tmp_path))["train"]
+    assert len(source.content_fingerprint()) == 16
+    bad = [bad for batch in load_batches(source, 0, 2) for bad in batch.bad]
+    names = {Path(title).name: reason for title, reason in bad}
+    assert names.keys() == {"pipe.jpg", "zeros.jpg"}
+    assert "a FIFO" in names["pipe.jpg"] and "a device" in names["zeros.jpg"]
+
+
 def test_train_beside_other_folders_is_a_class(tmp_path, make_images):
     make_images(tmp_path, {"train": 2, "other": 2})
     splits = open_source(str(tmp_path))
@@ -86,18 +172,24 @@ def test_train_beside_other_folders_is_a_class(tmp_path, make_images):
     assert splits["train"].classes == ["other", "train"]
 
 
-def test_hidden_files_and_other_files_are_ignored(tmp_path, make_images):
+def test_hidden_files_are_ignored_and_other_files_counted(tmp_path, make_images):
     make_images(tmp_path, {"a": 1, "b": 1, ".cache": 1, "a/.thumbs": 1})
     shutil.copy(tmp_path / "a/000.jpg", tmp_path / "a/._000.jpg")
     write(tmp_path / "notes.txt", b"hello")
-    write(tmp_path / "a/Thumbs.db", b"hello")
+    write(tmp_path / "a/photo.HEIC", b"hello")
+    write(tmp_path / "b/photo.heic", b"hello")
+    write(tmp_path / "b/photo", b"hello")
     shutil.copy(tmp_path / "a/000.jpg", tmp_path / "a/LOUD.JPEG")
-    assert titles(open_source(str(tmp_path))["train"]) == ["a/000.jpg", "a/LOUD.JPEG", "b/000.jpg"]
+    left_out = r"left out 4 other files \(2 \.heic, 1 \.txt, 1 without extension\)"
+    with pytest.warns(UserWarning, match=left_out):
+        source = open_source(str(tmp_path))["train"]
+    assert titles(source) == ["a/000.jpg", "a/LOUD.JPEG", "b/000.jpg"]
 
 
 def test_an_empty_folder_is_refused_with_what_it_needs(tmp_path):
-    write(tmp_path / "notes.txt", b"hello")
-    with pytest.raises(ValueError, match=r"no image found; need files ending in .*\.jpg") as caught:
+    write(tmp_path / "a/photo.heic", b"hello")
+    needs = r"no image found, but 1 other files \(1 \.heic\); need files ending in .*\.jpg"
+    with pytest.raises(ValueError, match=needs) as caught:
         open_source(str(tmp_path))
     assert str(tmp_path) in str(caught.value)
 

@@ -22,7 +22,7 @@ from meanshift.data.folder import FolderSource
 from meanshift.data.packed import PackedSource, pack
 from meanshift.models.encoder import build_backbone
 from meanshift.models.features import extract_features
-from meanshift.runtime import checkpoint
+from meanshift.runtime import checkpoint, checksum
 from tests.support.exact import assert_same
 from tests.support.processes import limit_file_size, run_processes, start_processes
 from tests.support.sources import load_batches, titles
@@ -207,12 +207,13 @@ def test_a_store_larger_than_the_memory_is_mapped(tmp_path, make_images):
         arrays = dict(index)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     arrays["sizes"] = np.array([[40, 48], [2**20, memory // 2**20]], np.int32)  # three times of it
+    del arrays["checksums"]  # the image would be read to the end
     np.savez(tmp_path / "out" / "train.npz", **arrays)
     try:
         os.truncate(tmp_path / "out" / "train.bin", 3 * (1920 + 2**20 * (memory // 2**20)))
     except OSError:
         pytest.skip("no files with holes here")
-    source = open_source(str(tmp_path / "out"))["train"]
+    source = PackedSource(tmp_path / "out", "train", side=256, classes=[])
     assert not source.read(1)[:, -1].any() and source.read(0).any()
 
 
@@ -377,14 +378,19 @@ class Stopped(Exception):
 def stopping(monkeypatch):
     """Names of files: a pack stops before it writes one of them."""
     stops = set()
-    write = packed_module._write
 
-    def stop(path, content):
-        if path.name in stops:
-            raise Stopped
-        write(path, content)
+    def stop_before(module, name):
+        write = getattr(module, name)
 
-    monkeypatch.setattr(packed_module, "_write", stop)
+        def stop(path, *arguments, **options):
+            if path.name in stops:
+                raise Stopped
+            write(path, *arguments, **options)
+
+        monkeypatch.setattr(module, name, stop)
+
+    stop_before(packed_module, "_write")
+    stop_before(checksum, "write_json")
     return stops
 
 
@@ -521,6 +527,63 @@ def test_bad_numbers_are_refused(tmp_path, call, make_images, flag, value):
     assert not (tmp_path / "out").exists()
 
 
+def flip(path, place):
+    content = bytearray(path.read_bytes())
+    content[int(place * (len(content) - 1))] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("place", [0.0, 0.3, 1.0])
+def test_a_damaged_image_is_named_and_the_others_are_read(tmp_path, make_images, place):
+    store = packed(make_images(tmp_path / "photos", {"": 4}), tmp_path / "out")["train"]
+    images = [store.read(index).clone() for index in range(4)]
+    del store  # its pages would be damaged with the file
+    flip(tmp_path / "out/train.bin", place)
+    store = open_source(str(tmp_path / "out"))["train"]
+    for index in range(4):
+        if index == int(3.99 * place):
+            with pytest.raises(UnreadableSample) as caught:
+                store.read(index)
+            assert caught.value.title == store.title(index)
+            assert "train.bin: differs from its checksum; copy the store" in caught.value.reason
+        else:
+            assert torch.equal(store.read(index), images[index])
+
+
+@pytest.mark.parametrize("name", ["pack.json", "train.npz"])
+@pytest.mark.parametrize("place", [0, 0.05, 0.5, 1])
+def test_a_damaged_index_is_named(tmp_path, make_images, name, place):
+    packed(make_images(tmp_path / "photos", {"a": 2, "b": 2}), tmp_path / "out")
+    flip(tmp_path / "out" / name, place)
+    with pytest.raises(ValueError, match=rf"{name}: damaged .*copy the store again, or delete"):
+        open_source(str(tmp_path / "out"))
+
+
+def test_the_index_of_another_store_is_damage(tmp_path, make_images):
+    for seed in (0, 1):
+        root = make_images(tmp_path / f"photos{seed}", {"": 3}, seed=seed)
+        packed(root, tmp_path / f"out{seed}")
+    shutil.copy(tmp_path / "out1/train.npz", tmp_path / "out0/train.npz")
+    with pytest.raises(ValueError, match=r"train\.npz: damaged"):
+        open_source(str(tmp_path / "out0"))
+
+
+def test_a_store_without_checksums_is_read(tmp_path, make_images):
+    """As earlier versions wrote it."""
+    store = packed(make_images(tmp_path / "photos", {"": 3}), tmp_path / "out")["train"]
+    index = dict(np.load(tmp_path / "out/train.npz"))
+    del index["checksums"]
+    np.savez(tmp_path / "out/train.npz", **index)
+    metadata = json.loads((tmp_path / "out/pack.json").read_text())
+    del metadata["checksum"], metadata["indexes"]
+    metadata["format"] = "meanshift pack 1"
+    (tmp_path / "out/pack.json").write_text(json.dumps(metadata))
+    assert_same_pixels(open_source(str(tmp_path / "out")), {"train": store})
+    flip(tmp_path / "out/train.npz", 0.5)  # which zip notices
+    with pytest.raises(ValueError, match=r"train\.npz: damaged"):
+        open_source(str(tmp_path / "out"))
+
+
 def test_a_store_cut_short_is_not_read(tmp_path, make_images):
     packed(make_images(tmp_path / "photos", {"": 2}), tmp_path / "out")
     os.truncate(tmp_path / "out" / "train.bin", 11_000)
@@ -532,6 +595,7 @@ def test_stores_of_other_versions_are_refused(tmp_path, make_images):
     packed(make_images(tmp_path / "photos", {"": 2}), tmp_path / "out")
     path = tmp_path / "out" / "pack.json"
     metadata = json.loads(path.read_text())
+    del metadata["checksum"]
     path.write_text(json.dumps({**metadata, "format": "meanshift pack 9"}))
     with pytest.raises(ValueError, match=r"has the format 'meanshift pack 9'; this version reads"):
         open_source(str(tmp_path / "out"))
@@ -543,6 +607,7 @@ def test_a_table_of_labels_is_not_for_stores(tmp_path, make_images):
         open_source(str(tmp_path / "out"), labels=tmp_path / "labels.csv")
 
 
+@pytest.mark.filterwarnings("ignore:.*left out 1 other")
 @pytest.mark.parametrize("text", ["{}", "[1]", "nonsense", '{"format": 3}'])
 def test_other_programs_may_leave_a_pack_json(tmp_path, make_images, text):
     root = make_images(tmp_path / "photos", {"a": 2, "b": 2})

@@ -10,7 +10,13 @@ import pytest
 import torch
 
 from meanshift.config.recipes import recipe
-from meanshift.data import file_access, huggingface, open_source
+from meanshift.data import (
+    evaluation_splits,
+    file_access,
+    huggingface,
+    open_source,
+    train_and_validation,
+)
 from meanshift.data.folder import FolderSource
 from meanshift.data.packed import pack
 from meanshift.data.source import block_order
@@ -112,6 +118,40 @@ def test_splits_by_the_names_of_files_and_folders(tmp_path, photos):
     sizes = [(split, len(source)) for split, source in splits.items()]
     assert sizes == [("train", 5), ("val", 2), ("test", 1)]
     assert_same_images(splits["train"], FolderSource(photos).subset(torch.arange(5)))
+
+
+def test_a_part_of_train_is_a_split_of_its_own(tmp_path, photos):
+    table = table_of(photos)
+    for name, count in (("train-00000-of-00001", 8), ("train_small-00000-of-00001", 2)):
+        write_parquet(table.slice(0, count), tmp_path / f"{name}.parquet")
+    spec = f"hf+stream:{tmp_path}"
+    sizes = {split: len(source) for split, source in open_source(spec).items()}
+    assert sizes == {"train": 8, "train_small": 2}
+    train, validation = train_and_validation(spec, "auto", seed=0)
+    assert len(train) == 8 and validation is None  # not on images of train
+    assert len(evaluation_splits(spec).test) == 2  # a quarter of train
+    assert len(evaluation_splits(spec, split="train_small").test) == 2
+    (tmp_path / "train-00000-of-00001.parquet").rename(tmp_path / "train_large.parquet")
+    assert [(s, len(source)) for s, source in open_source(spec).items()] == [("train", 10)]
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())]
+)
+def test_labels_may_be_words(tmp_path, photos, kind):
+    contents = [cell["bytes"] for cell in image_cells(photos)]
+    words = pa.array(["dog", None, "", *["cat"] * 10]).cast(kind)
+    pq.write_table(pa.table({"jpg": contents, "label": words}), tmp_path / "x.parquet")
+    source = open_stream(tmp_path / "x.parquet")
+    assert source.classes == ["cat", "dog"]
+    assert source.labels.tolist() == [1, -1, -1, *[0] * 10]
+
+
+def test_labels_of_other_types_are_named(tmp_path, photos):
+    contents = [cell["bytes"] for cell in image_cells(photos)]
+    pq.write_table(pa.table({"jpg": contents, "label": [0.5] * 13}), tmp_path / "x.parquet")
+    with pytest.warns(UserWarning, match="the column label has the type double and is not used"):
+        assert open_stream(tmp_path / "x.parquet").labels is None
 
 
 def test_bad_images_are_unreadable_and_unknown_labels_stay_unknown(tmp_path, photos):

@@ -128,7 +128,8 @@ def test_a_shard_of_no_split_beside_training_is_refused(tmp_path, photos):
 
 def test_an_archive_beside_images_leaves_the_folder_a_folder(photos):
     tar_of(photos / "original.tar", next(samples(photos)))
-    assert isinstance(open_one(photos), FolderSource)
+    with pytest.warns(UserWarning, match=r"left out 1 other files \(1 \.tar\)"):
+        assert isinstance(open_one(photos), FolderSource)
 
 
 def test_a_table_of_labels_is_not_for_shards(sharded, tmp_path):
@@ -173,7 +174,7 @@ def test_without_labels_there_are_none(tmp_path, photos):
     assert source.classes == []
 
 
-def test_what_is_no_image_is_ignored(tmp_path, photos):
+def test_what_is_no_image_is_counted(tmp_path, photos):
     image = next(samples(photos))[0][1]
     members = [
         ("readme.txt", b"hello"),
@@ -182,9 +183,13 @@ def test_what_is_no_image_is_ignored(tmp_path, photos):
         ("._x.jpg", b""),
         ("./a/x.left.JPG", image),
         ("b/x.png", image),
+        ("b/x.txt", b"the caption of b/x.png"),
+        ("c/x.heic", image),
         ("noend", b"1"),
     ]
-    source = open_one(tar_of(tmp_path / "x.tar", members))
+    left_out = r"left out 3 other files \(1 \.txt, 1 \.heic, 1 without extension\)"
+    with pytest.warns(UserWarning, match=left_out):
+        source = open_one(tar_of(tmp_path / "x.tar", members))
     assert titles(source) == ["x.tar/a/x.left.JPG", "x.tar/b/x.png"]
     assert source.read(0).shape == source.read(1).shape == (3, 40, 48)
 

@@ -242,7 +242,7 @@ def save_arrays(path, count=200, *, labels=None, test=0):
 def test_the_splits_of_the_source_are_used(tmp_path):
     path = save_arrays(tmp_path / "a.npz", test=30)
     for run in (None, run_config(path)):
-        train, test, description = evaluation_splits(str(path), run=run)
+        train, test, description, _ = evaluation_splits(str(path), run=run)
         assert (len(train), len(test)) == (200, 30)
         assert description == "the source's own train and test"
     with pytest.raises(ValueError, match=r"--split: .* has no labeled split 'val'; it has test"):
@@ -252,35 +252,88 @@ def test_the_splits_of_the_source_are_used(tmp_path):
 def test_a_run_is_tested_on_its_own_validation_images(tmp_path):
     path = save_arrays(tmp_path / "a.npz")
     run_train, run_validation = train_and_validation(str(path), 0.3, seed=3)
-    train, test, description = evaluation_splits(str(path), run=run_config(path, 0.3))
+    train, test, description, seen = evaluation_splits(str(path), run=run_config(path, 0.3))
     assert torch.equal(train.indices, run_train.indices)
     assert torch.equal(test.indices, run_validation.indices)
     assert "validation images of the run" in description and "0.3" in description
+    assert not seen
+
+
+def changed_splits(source, run, trained_on, **options):
+    """The splits of a source that has other images than when the run was trained."""
+    with pytest.warns(UserWarning, match="training images have changed since the run: the run"):
+        splits = evaluation_splits(str(source), run=run, trained_on=trained_on, **options)
+    assert splits.seen.startswith("the training images have changed since the run: ")
+    assert "validation images of the run" not in splits.description
+    return splits
+
+
+@pytest.mark.parametrize("labels", [None, "labels.csv"])
+def test_a_source_that_has_changed_is_not_called_held_out(tmp_path, make_images, labels):
+    source = make_images(tmp_path / "all", {"a": 60, "b": 60} if not labels else {"": 120})
+    run = run_config(source)
+    trained, _ = train_and_validation(str(source), "auto", seed=3)
+    options = {"run": run, "trained_on": trained.fingerprint()}
+    if labels:
+        rows = "".join(f"{index:03d}.jpg,{'ab'[index % 2]}\n" for index in range(120))
+        (source / labels).write_text("file,label\n" + rows)
+    else:
+        assert not evaluation_splits(str(source), **options).seen
+        make_images(source, {"a/0": 1})
+    splits = changed_splits(source, **options)
+    assert splits.seen.endswith("the run has seen them unlabeled")
+
+
+def test_images_may_have_been_moved_to_a_split_of_their_own(tmp_path, make_images):
+    source = make_images(tmp_path / "all", {"a": 60, "b": 60})
+    trained, _ = train_and_validation(str(source), "auto", seed=3)
+    for name in "ab":
+        for split, count in (("train", 40), ("val", 60)):
+            (source / split / name).mkdir(parents=True)
+            for file in sorted((source / name).glob("*.jpg"))[:count]:
+                file.rename(source / split / name / file.name)
+        (source / name).rmdir()
+    splits = changed_splits(source, run_config(source), trained.fingerprint(), split="val")
+    assert splits.description == "the source's own train and val"
+    assert splits.seen.endswith("the run may have seen some of them")
+
+
+@pytest.mark.filterwarnings("ignore:.*of them among the")
+def test_a_run_has_seen_the_labeled_images_if_its_validation_images_have_no_labels(
+    tmp_path, make_images
+):
+    source = make_images(tmp_path / "all", {"": 40})
+    train, _ = train_and_validation(str(source), 0.3, seed=3)
+    rows = "".join(f"{title},{'ab'[at % 2]}\n" for at, title in enumerate(titles(train)))
+    labels = tmp_path / "labels.csv"
+    labels.write_text("file,label\n" + rows)
+    splits = evaluation_splits(str(source), labels=labels, run=run_config(source, 0.3))
+    assert splits.seen == "the run has seen them unlabeled"
 
 
 def test_another_source_is_split_with_seed_0(tmp_path):
     for count, expected in ((200, 20), (60, 15)):
         path = save_arrays(tmp_path / "a.npz", count)
-        train, test, description = evaluation_splits(str(path))
+        train, test, description, seen = evaluation_splits(str(path))
         split = stratified_split(open_source(str(path))["train"], expected / count, seed=0)
         for part, other in zip((train, test), split, strict=True):
             assert torch.equal(part.indices, other.indices)
-        assert "seed 0" in description and "unlabeled" not in description
+        assert "seed 0" in description and not seen
 
 
 def test_a_run_that_trained_on_all_images_has_seen_the_test_images(tmp_path):
     path = save_arrays(tmp_path / "a.npz")
-    train, test, description = evaluation_splits(str(path), run=run_config(path, "none"))
+    train, test, description, seen = evaluation_splits(str(path), run=run_config(path, "none"))
     assert (len(train), len(test)) == (180, 20)
-    assert description.endswith("seed 3; the run has seen them unlabeled")
+    assert description.endswith("seed 3") and seen == "the run has seen them unlabeled"
 
 
 def test_unlabeled_images_take_no_part(tmp_path):
     labels = np.where(np.arange(200) < 40, -1, np.arange(200) % 2)
     path = save_arrays(tmp_path / "a.npz", labels=labels)
-    train, test, _ = evaluation_splits(str(path))
+    train, test, *_ = evaluation_splits(str(path))
     assert (len(train), len(test)) == (144, 16)
     assert (train.labels >= 0).all() and (test.labels >= 0).all()
     path = save_arrays(tmp_path / "b.npz", labels=np.full(200, -1))
-    train, test, description = evaluation_splits(str(path))
+    train, test, description, _ = evaluation_splits(str(path))
     assert (len(train), test, description) == (200, None, "one part, no labels")

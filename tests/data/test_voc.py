@@ -396,6 +396,28 @@ def test_an_image_turned_by_its_exif_has_the_size_that_it_is_read_with(voc):
         assert train.images[index].boxes.tolist() == [[0, 0, 30, 40]]
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("sized", [True, False])
+def test_boxes_are_turned_with_the_image(voc, orientation, sized):
+    if not sized and orientation > 4:
+        return  # boxes of the image as it is read
+    size = (32, 48) if sized else None
+    folder = voc({"odd": annotation(thing(box=(9, 17, 40, 24)), size=size)})
+    pixels = np.zeros((32, 48, 3), np.uint8)
+    pixels[16:24, 8:40] = 255
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(pixels).save(folder / "JPEGImages/odd.jpg", quality=100, exif=exif)
+    train, _, messages = read_with_warnings(folder)
+    left, top, right, bottom = map(int, image(train, "odd").boxes[0].tolist())
+    read = train.read(20).float().mean(0)
+    assert image(train, "odd").size == tuple(read.shape)
+    assert (right - left) * (bottom - top) == 8 * 32
+    assert read[top:bottom, left:right].mean() > 250
+    expected = ["VOC 07 trainval: 1 images are turned by their EXIF, and their boxes with them"]
+    assert [message.partition(";")[0] for message in messages] == expected * (orientation > 1)
+
+
 # Boxes
 
 

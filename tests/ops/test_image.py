@@ -28,6 +28,16 @@ def planes(sample):
     return to_planes(sample)
 
 
+@pytest.mark.parametrize(
+    ("height", "width", "cut"),
+    [(1, 100, (1, 4)), (100, 1, (4, 1)), (10, 40, (10, 40)), (10, 41, (10, 40)), (3, 3, (3, 3))],
+)
+def test_only_the_middle_of_very_long_images_is_left(height, width, cut):
+    pixels = torch.arange(height * width).view(1, height, width).to(torch.uint8)
+    expected = TF.center_crop(pixels, list(cut))
+    assert torch.equal(image_ops.cut_to_aspect(pixels, 4), expected)
+
+
 def drawn_colors(count=COUNT, **settings):
     """The color parameters of strong views."""
     view = replace(PLAIN, **settings).spec("online", "strong", index=1)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torchvision.transforms.v2 import functional as TF
 
 from meanshift.data import UnreadableSample
@@ -21,12 +22,50 @@ def test_arrays_that_were_trained_enlarged_are_evaluated_enlarged():
     assert eval_transform(arrays(2, 32, 28), torch.arange(2), 48).shape == (2, 3, 48, 48)
 
 
-@pytest.mark.parametrize(("height", "width"), [(32, 32), (32, 20), (64, 64)])
-def test_small_arrays_keep_their_own_size(height, width):
-    source = arrays(5, height, width)
-    got = eval_transform(source, torch.tensor([4, 1]), 32)
-    assert got.shape == (2, 3, height, width)
+@pytest.mark.parametrize("side", [32, 80])
+def test_arrays_of_the_image_size_stay_as_they_are(side):
+    source = arrays(5, side, side)
+    got = eval_transform(source, torch.tensor([4, 1]), side)
     assert np.array_equal(got.numpy(), source.pixels[[4, 1]].transpose(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (32, 20), (64, 64)])
+@pytest.mark.parametrize("image_size", [16, 28, 48])
+def test_arrays_have_the_image_size_that_was_asked_for(height, width, image_size):
+    got = eval_transform(arrays(2, height, width), torch.arange(2), image_size)
+    assert got.shape == (2, 3, image_size, image_size)
+
+
+@pytest.mark.parametrize("uniform", [True, False])
+def test_a_resize_is_used_for_small_images_too(tmp_path, uniform):
+    source = arrays(1, 32, 32)
+    if not uniform:
+        Image.fromarray(source.pixels[0]).save(tmp_path / "0.png")
+        source = FolderSource(tmp_path)
+    resized = TF.resize(source.read(0), [40], antialias=True)
+    got = eval_transform(source, torch.tensor([0]), 32, 40)[0]
+    assert torch.equal(got, TF.center_crop(resized, [32, 32]))
+
+
+def test_a_resize_below_the_image_size_is_refused():
+    message = "--resize 31: is below the image size of 32"
+    with pytest.raises(ValueError, match=message):  # it would be padded with black
+        EvalDataset(arrays(1, 32, 32), 32, resize=31, bicubic=False, batch_size=1)
+    with pytest.raises(ValueError, match=message):
+        eval_transform(arrays(1, 32, 32), torch.tensor([0]), 32, 31)
+
+
+@pytest.mark.parametrize("size", [(1, 60_000), (60_000, 1)])
+def test_very_long_images_take_little_memory(tmp_path, monkeypatch, size):
+    resized = []
+    resize = TF.resize
+    monkeypatch.setattr(
+        TF, "resize", lambda *a, **k: resized.append(resize(*a, **k)) or resized[-1]
+    )
+    Image.fromarray(np.full((*size, 3), 7, np.uint8)).save(tmp_path / "long.png")
+    got = eval_transform(FolderSource(tmp_path), torch.tensor([0]), 224)
+    assert got.shape == (1, 3, 224, 224) and (got == 7).all()
+    assert resized[0].numel() < 4_000_000  # and not 12 GB
 
 
 @pytest.mark.parametrize(("height", "width"), [(80, 80), (100, 70), (66, 300)])
@@ -83,13 +122,14 @@ def test_bicubic_differs_from_bilinear(tmp_path, make_images):
     assert not torch.equal(bicubic, eval_transform(source, torch.tensor([0]), 224))
 
 
-@pytest.mark.parametrize("side", [20, 32, 48, 64, 65, 80])
+@pytest.mark.parametrize("side", [20, 32, 64, 72, 80])
 @pytest.mark.parametrize("image_size", [32, 64, 72])
-def test_needs_no_resize_is_true_where_nothing_changes(side, image_size):
+@pytest.mark.parametrize("resize", [0, 72, 80])
+def test_needs_no_resize_is_true_where_nothing_changes(side, image_size, resize):
     source = arrays(2, side, side)
     pixels = source.read_batch(torch.arange(2)).permute(0, 3, 1, 2)
-    unchanged = torch.equal(eval_transform(source, torch.arange(2), image_size), pixels)
-    assert needs_no_resize(source, image_size) == unchanged
+    unchanged = torch.equal(eval_transform(source, torch.arange(2), image_size, resize), pixels)
+    assert needs_no_resize(source, image_size, resize) == unchanged
 
 
 def test_a_dataset_gives_whole_batches():
