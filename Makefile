@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The system's pip installs into the environment, so Debian's python3-venv is not needed.
 PIP := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check install -c constraints.txt
 
-.PHONY: demo test test-slow test-extras campaigns learn bench check format screenshots clean
+.PHONY: demo test test-slow test-extras campaigns learn bench gpu-check check format screenshots clean
 
 demo: $(VENV)/.installed
 	$(BIN)/meanshift demo
@@ -28,6 +28,10 @@ campaigns: $(VENV)/.installed-dev
 # What the demo's recipe learns in fixed CPU seconds, with three seeds; fails below its floors.
 learn: $(VENV)/.installed
 	$(BIN)/python tools/learn.py
+
+# What could not be tested without a GPU: a few minutes on one, and a table to paste into an issue.
+gpu-check: $(VENV)/.installed
+	$(BIN)/python tools/gpu_check.py
 
 # The speed tables, against libraries that nothing else here needs.
 bench: $(VENV)/.installed-extras

@@ -7,15 +7,23 @@ a whole method in a few lines.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from meanshift.config import Views, ViewSpec
+from meanshift.methods.finite import (
+    DivergedError,
+    FiniteCheck,
+    NotFiniteError,
+    first_with_nan,
+)
 from meanshift.methods.memory_bank import MemoryBank
 from meanshift.methods.sample_memory import SampleMemory
 from meanshift.models.encoder import Encoder
@@ -93,6 +101,47 @@ class Method(nn.Module, ABC):
 
     online: nn.Module
     """the trained encoder; its `backbone` is evaluated and exported"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._finite = FiniteCheck()
+
+    def __call__(self, *views: Any, **more: Any) -> Any:
+        """`forward`, which raises an error for values that are not finite and names where.
+
+        A view is checked before anything is changed. On a GPU the error comes some steps later.
+        """
+        try:
+            self._finite.raise_arrived()
+            for index, view in enumerate(views):
+                if isinstance(view, Tensor) and view.is_floating_point():
+                    self._finite.add(self._view_name(index), view)
+            output = super().__call__(*views, **more)
+            self._finite.add("the embeddings", output.embeddings)
+            self._finite.add("the loss", output.loss)
+        except NotFiniteError as error:
+            raise self._explain_not_finite(error) from None
+        return output
+
+    def _view_name(self, index: int) -> str:
+        names = self._positional
+        return f"the input `{names[index]}`" if index < len(names) else f"the input {index}"
+
+    @cached_property
+    def _positional(self) -> list[str]:
+        parameters = inspect.signature(self.forward).parameters.values()
+        return [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+
+    def _explain_not_finite(self, error: NotFiniteError) -> NotFiniteError:
+        """The error with its likely cause: an input, a memory, or the network itself."""
+        if "the input" in str(error):
+            return NotFiniteError(f"{error}; need finite values: check what makes this input")
+        culprit = first_with_nan(self)
+        owner = self.get_submodule(culprit.rpartition(".")[0]) if culprit else None
+        if "the loss" in str(error) and isinstance(owner, (MemoryBank, SampleMemory)):
+            return NotFiniteError(f"{error}, from NaN in {culprit}; load an earlier checkpoint")
+        cause = f"NaN in {culprit}" if culprit else "the inputs and weights are finite"
+        return DivergedError(f"{error} ({cause}): training has diverged; lower the learning rate")
 
     @classmethod
     @abstractmethod

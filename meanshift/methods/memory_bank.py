@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
+from meanshift.methods.finite import require_finite
 from meanshift.ops.topk import CHUNK_BYTES, deterministic_neighbors, stable_topk
 from meanshift.runtime import distributed
 
@@ -87,6 +88,7 @@ class MemoryBank(nn.Module):
         labels: Int[Tensor, " batch"] | None = None,
     ) -> Int[Tensor, " batch"]:
         """Overwrite the oldest rows with a batch and return its slots."""
+        require_finite(embeddings, "the embeddings for the bank")
         counts = distributed.all_lengths(len(embeddings))
         total = sum(counts)
         if total > self.size:

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from meanshift.methods.embeddings import normalize
+from meanshift.methods.finite import require_finite
 from meanshift.runtime import distributed
 
 
@@ -55,6 +56,7 @@ class SampleMemory(nn.Module):
         With a momentum, a row becomes momentum times the old row plus the rest of the new one, of
         unit length. Of a sample that is in a batch more than once the last row counts.
         """
+        require_finite(rows.detach(), "the embeddings for the memory")
         counts = distributed.all_lengths(len(ids))
         ids = distributed.all_gather_rows(ids.to(self.rows.device, non_blocking=True), counts)
         new = distributed.all_gather_rows(rows.detach().to(self.rows), counts)

@@ -11,5 +11,12 @@ def cosine_to_one(start: float, fraction: float) -> float:
 
 
 def stepwise(first: int, last: int, epoch: int, epochs: int) -> int:
-    """From `first` to `last` in equal stretches of epochs."""
+    """From `first` to `last` in equal stretches of epochs.
+
+    With fewer epochs than values some values are left out; the last epoch always has `last`.
+    """
+    if epochs == 1:
+        return last
+    if epochs <= last - first:
+        return first + round((last - first) * epoch / (epochs - 1))
     return first + (last - first + 1) * epoch // epochs

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from meanshift.methods.finite import NotFiniteError, require_finite
 from meanshift.runtime import distributed
 
 
@@ -41,11 +42,12 @@ class Whitening(nn.Module):
         `floor` times the mean variance is added to the variance of each direction, so that
         directions of little variance are not amplified without bound.
         """
+        require_finite(rows, "the embeddings to whiten")
         if self.training:
             self._update(rows.double())
         covariance = self.square - torch.outer(self.mean, self.mean)
         epsilon = self.floor * covariance.diagonal().mean()
-        variances, directions = torch.linalg.eigh(covariance)
+        variances, directions = self._eigenvectors(covariance)
         scale = (variances.clamp_min(0) + epsilon).rsqrt()
         with torch.autocast(rows.device.type, enabled=False):
             matrix = (directions * scale @ directions.T).to(rows)
@@ -53,9 +55,17 @@ class Whitening(nn.Module):
             white = (rows - self.mean.to(rows)) @ matrix
         return nn.functional.normalize(white, dim=1)
 
+    def _eigenvectors(self, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        """Variances and directions; the CPU waits for a GPU here, since torch checks the result."""
+        try:
+            variances, directions = torch.linalg.eigh(covariance)
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+            raise NotFiniteError("NaN in the covariance to whiten by") from error
+        return variances, directions
+
     def _update(self, rows: Tensor) -> None:
         """Move the statistics towards those of the batches of all processes."""
-        sums = torch.cat([rows.sum(0), (rows.T @ rows).flatten(), rows.new_tensor([len(rows)])])
+        sums = torch.cat([rows.sum(0), (rows.T @ rows).flatten(), rows.new_full((1,), len(rows))])
         total = distributed.all_sum(sums)
         mean, square = (total[:-1] / total[-1]).split([rows.shape[1], rows.shape[1] ** 2])
         self.mean.lerp_(mean, 1 - self.momentum)

@@ -43,7 +43,7 @@ class SyncBatchNorm(_BatchNorm):
         var, mean = torch.var_mean(x, dims, correction=0)
         # In float64, since the squares of large means are subtracted again.
         mean, var = mean.double(), var.double()
-        sums = torch.cat([mean * rows, (var + mean.square()) * rows, mean.new_tensor([rows])])
+        sums = torch.cat([mean * rows, (var + mean.square()) * rows, mean.new_full((1,), rows)])
         total = distributed.all_sum(sums)
         count = total[-1].detach()
         mean, squares = (total[:-1] / count).chunk(2)

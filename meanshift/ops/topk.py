@@ -225,15 +225,16 @@ def _above_threshold(
 ) -> tuple[Shaped[Tensor, "batch most"], Int[Tensor, "batch most"]]:
     """Return all values above each query's threshold and their columns, padded with -inf.
 
-    In later chunks these are few. Only blocks whose maximum is above the threshold are read.
+    In later chunks these are few. Only blocks whose maximum is above the threshold are read. A NaN
+    counts as the largest value, as in `topk`, so that it is not overlooked.
     """
     batch, rows = similarity.shape
     block_size = min(BLOCK, rows)
     block_count = rows // block_size
     blocks = similarity.view(batch, block_count, block_size)
-    query, block = (blocks.amax(2) > threshold).nonzero(as_tuple=True)
+    query, block = (~(blocks.amax(2) <= threshold)).nonzero(as_tuple=True)
     values = blocks.flatten(0, 1).index_select(0, query * block_count + block)
-    found = (values > threshold[query]).flatten().nonzero()[:, 0]
+    found = (~(values <= threshold[query])).flatten().nonzero()[:, 0]
     values = values.flatten()[found]
     query, block = query[found // block_size], block[found // block_size]
     column = block * block_size + found % block_size

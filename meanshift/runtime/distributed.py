@@ -261,14 +261,15 @@ def all_gather_rows(own: Tensor, counts: Sequence[int] | None = None) -> Tensor:
         return own
     counts = all_lengths(len(own)) if counts is None else counts
     most = max(counts)
-    if len(own) < most:
-        own = torch.cat([own, own.new_zeros(most - len(own), *own.shape[1:])])
-    gathered = own.new_empty(most * len(counts), *own.shape[1:])
-    distributed.all_gather_into_tensor(gathered, own.contiguous())
-    if min(counts) == most:
-        return gathered
-    parts = zip(gathered.split(most), counts, strict=True)
-    return torch.cat([part[:count] for part, count in parts])
+    with torch.autocast(own.device.type, enabled=False):  # it refuses to join float16 in bfloat16
+        if len(own) < most:
+            own = torch.cat([own, own.new_zeros(most - len(own), *own.shape[1:])])
+        gathered = own.new_empty(most * len(counts), *own.shape[1:])
+        distributed.all_gather_into_tensor(gathered, own.contiguous())
+        if min(counts) == most:
+            return gathered
+        parts = zip(gathered.split(most), counts, strict=True)
+        return torch.cat([part[:count] for part, count in parts])
 
 
 def all_gather_with_gradient(own: Tensor, counts: Sequence[int] | None = None) -> Tensor:
@@ -282,7 +283,8 @@ def all_gather_with_gradient(own: Tensor, counts: Sequence[int] | None = None) -
     counts = all_lengths(len(own)) if counts is None else counts
     before = own.new_zeros(sum(counts[: rank()]), *own.shape[1:])
     after = own.new_zeros(sum(counts[rank() + 1 :]), *own.shape[1:])
-    return all_sum(torch.cat([before, own, after]))
+    with torch.autocast(own.device.type, enabled=False):
+        return all_sum(torch.cat([before, own, after]))
 
 
 def all_to_all(rows: Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Tensor:

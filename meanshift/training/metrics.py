@@ -23,7 +23,6 @@ class MetricAverages:
             self._add(name, mean, weight)
 
     def _add(self, name: str, mean: Tensor, weight: Tensor | int) -> None:
-        weight = torch.as_tensor(weight, device=mean.device)
         zero = torch.zeros((), dtype=torch.float64, device=mean.device)
         total = mean.detach().double() * weight
         self.sums[name] = self.sums.get(name, zero).to(mean.device) + total

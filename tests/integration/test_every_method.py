@@ -1,20 +1,18 @@
 """Every method in the training loop: exact resume, several processes, evaluation, the report."""
 
-import numpy as np
 import pytest
 import torch
 
 from meanshift.cli import main
 from meanshift.config import METHODS
-from meanshift.config.recipes import recipe
 from meanshift.data.loader import Batch
 from meanshift.methods.base import Progress
-from meanshift.models.weights import export, load_weights
 from meanshift.runtime import checkpoint
 from meanshift.training import loop
 from meanshift.training.loop import pretrain
 from meanshift.training.session import open_session
 from meanshift.training.step import TrainStep
+from tests.support.every_method import configure, train_teacher, write_images
 from tests.support.exact import assert_same
 from tests.support.forked import in_processes
 
@@ -30,41 +28,12 @@ class Interrupted(Exception):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    rng = np.random.default_rng(0)
-    labels = np.arange(48) % 3
-    pixels = rng.integers(0, 60, (48, 16, 16, 3))
-    pixels[np.arange(48), :, :, labels] += 180
-    path = tmp_path_factory.mktemp("images") / "images.npz"
-    np.savez(path, x_train=pixels.astype(np.uint8), y_train=labels)
-    return path
+    return write_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")
 def teacher(source, tmp_path_factory):
-    """Weights for CompRess."""
-    folder = tmp_path_factory.mktemp("teacher")
-    run = pretrain(configure("byol-asym", source, epochs=1), folder / "run")
-    return export(load_weights(run), folder / "teacher.safetensors")
-
-
-def configure(name, source, teacher=None, epochs=3):
-    settings = {
-        "data.source": str(source), "data.image_size": 16, "data.validation": "none",
-        "encoder.name": "conv3", "encoder.stem": "imagenet", "encoder.width": 0.125,
-        "train.batch_size": 12, "train.epochs": epochs, "train.device": "cpu",
-        "train.precision": "float32", "train.snapshots": 2, "train.snapshot_images": 12,
-        "train.save_every": 0.5, "train.log_every": 1, "train.monitor_every": 0,
-        "method.name": name, "encoder.batch_groups": 2 if name in ("moco", "co2") else 1,
-    }  # fmt: skip
-    config = recipe("cifar10-r18").with_overrides(settings)
-    more = {"method.bank_size": 24, "method.queue_size": 0, "method.positives": 4}
-    more |= {"method.small_crops": 2, "method.negatives": 16, "method.background": 16}
-    if name == "compress":
-        more["method.teacher"] = str(teacher)
-    known = config.to_dict()["method"]
-    return config.with_overrides(
-        {path: value for path, value in more.items() if path.partition(".")[2] in known}
-    )
+    return train_teacher(source, tmp_path_factory.mktemp("teacher"))
 
 
 def train_until(config, out, stop):

@@ -36,11 +36,19 @@ def test_a_growing_k_has_each_value_for_equally_many_epochs(start, k, epochs):
     assert values == [value for value in range(start, k + 1) for _ in range(steps_per_value)]
 
 
+@pytest.mark.parametrize(
+    ("epochs", "expected"), [(1, [5]), (2, [1, 5]), (3, [1, 3, 5]), (4, [1, 2, 4, 5])]
+)
+def test_with_few_epochs_a_growing_k_leaves_values_out_and_ends_with_k(epochs, expected):
+    values = [line["k"] for line in scheduled(epochs, k=5, k_schedule="linear")]
+    assert values[::STEPS] == expected
+
+
 @pytest.mark.parametrize("epochs", [2, 7, 17])
 def test_a_growing_k_changes_only_between_epochs_and_stays_in_its_range(epochs):
     values = [line["k"] for line in scheduled(epochs, k=5, k_schedule="linear")]
     assert values == sorted(values)
-    assert values[0] == 1 and 1 < values[-1] <= 5
+    assert values[0] == 1 and values[-1] == 5
     by_epoch = [set(values[start : start + STEPS]) for start in range(0, len(values), STEPS)]
     assert all(len(in_epoch) == 1 for in_epoch in by_epoch)
 

@@ -6,6 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from meanshift import MeanShift
+from meanshift.methods import whitening
+from meanshift.methods.finite import NotFiniteError
 from meanshift.methods.whitening import Whitening, agreement
 from meanshift.ops.collapse import collapse_warning, effective_rank, spread
 from tests.support.forked import in_processes
@@ -76,6 +78,25 @@ def test_autocast_rounds_nothing():
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(whiten(rows), plain)
     assert plain.dtype == torch.float32
+    plain_statistics, statistics = Whitening(DIM), Whitening(DIM)
+    plain_statistics(rows)
+    with torch.autocast("cpu", torch.bfloat16):
+        statistics(rows)
+    assert torch.equal(statistics.square, plain_statistics.square)
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_targets_that_are_not_finite_are_an_error_and_change_nothing(monkeypatch, checked):
+    """Also on a GPU, where the rows are not checked: torch then finds no eigenvectors."""
+    whiten = trained(5).train()
+    rows = lopsided(8)
+    rows[2, 1] = torch.nan
+    before = whiten.square.clone()
+    if not checked:
+        monkeypatch.setattr(whitening, "require_finite", lambda *_: None)
+    with pytest.raises(NotFiniteError, match=r"NaN in the (embeddings|covariance) to whiten"):
+        whiten(rows)
+    assert not checked or torch.equal(whiten.square, before)
 
 
 def parts():

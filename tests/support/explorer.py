@@ -85,12 +85,12 @@ def write_live_run(
     return folder
 
 
-def write_live_snapshot(folder, epoch, *, diverged=False):
+def write_live_snapshot(folder, epoch, *, diverged=False, seed=None, count=None):
     """The snapshot after an epoch: random weights, and the features that they give."""
     config = Run(folder).config
     image_size = config.data.image_size
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(epoch)
+        torch.manual_seed(epoch if seed is None else seed)
         backbone, _ = build_backbone(config.encoder, image_size=image_size)
     weights = {
         name: value.half() if value.is_floating_point() else value
@@ -98,7 +98,7 @@ def write_live_snapshot(folder, epoch, *, diverged=False):
     }
     load_weights(backbone, weights)
     train, _ = train_and_validation(config.data.source, config.data.validation, seed=0)
-    indices = torch.arange(len(train))[: config.train.snapshot_images]
+    indices = torch.arange(len(train))[: count or config.train.snapshot_images]
     features = extract_features(
         backbone.eval(), train.subset(indices), image_size=image_size, device=torch.device("cpu")
     )
