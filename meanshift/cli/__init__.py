@@ -11,6 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from meanshift import __version__
@@ -28,10 +29,14 @@ from meanshift.cli import (
     report,
     reproduce,
 )
+from meanshift.cli.arguments import Parser
 from meanshift.cli.output import check_single_process, print_error, print_status
-from meanshift.cli.settings import add_settings, refuse_unknown_settings
+from meanshift.cli.settings import add_settings, is_setting, refuse_unknown_settings
 from meanshift.config import Config
+from meanshift.config.parsing import close
+from meanshift.runtime import signals
 from meanshift.runtime.malloc import keep_memory
+from meanshift.runtime.output import survive_closed_output
 
 COMMANDS: dict[str, Any] = {
     "demo": demo,
@@ -51,20 +56,30 @@ COMMANDS: dict[str, Any] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; an error of the user becomes one message and the exit code 2."""
+    with survive_closed_output():
+        return _run(sys.argv[1:] if arguments is None else arguments)
+
+
+def _run(argv: Sequence[str]) -> int:
     _set_environment()
     warnings.showwarning = _print_warning
-    argv = sys.argv[1:] if arguments is None else arguments
+    trains = bool(argv) and hasattr(COMMANDS.get(argv[0]), "base_config")
     try:
-        args = parse_arguments(argv)
-        if not args.several_processes:
-            check_single_process(args.command)
-        keep_memory()
-        code: int = COMMANDS[args.command].run(args)
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:  # the reader of the output has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        with signals.stop_at_once() if trains else nullcontext():
+            args = parse_arguments(argv)
+            if not args.several_processes:
+                check_single_process(args.command)
+            keep_memory()
+            code: int = COMMANDS[args.command].run(args)
+            return code
+    except signals.Stopped as stopped:
+        print_status(f"meanshift: {stopped}")
+        return stopped.code
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker"):
+            raise
+        print_error(_describe_lost_worker(error))
+        return 2
     except (ValueError, OSError) as error:
         print_error(error)
         named = any(word.startswith("--method.module") for word in argv)
@@ -78,19 +93,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The arguments of a command; only the command that is named gets its flags."""
-    parser = argparse.ArgumentParser(
-        prog="meanshift",
-        description="Learn from images without labels, by Mean Shift.",
-        allow_abbrev=False,
+    parser = Parser(
+        prog="meanshift", description="Learn from images without labels, by Mean Shift."
     )
     parser.add_argument("--version", action="version", version=f"meanshift {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     chosen = parser
     base: Config | None = None
+    if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
+        near = close(argv[0], list(COMMANDS), list(COMMANDS))
+        parser.error(f"unknown command {argv[0]}; did you mean {near}?")
     for name, command in COMMANDS.items():
-        added = commands.add_parser(
-            name, help=command.HELP, description=command.HELP, allow_abbrev=False
-        )
+        added = commands.add_parser(name, help=command.HELP, description=command.HELP)
         added.set_defaults(several_processes=False)
         if argv and argv[0] == name:
             chosen = added
@@ -98,11 +112,13 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
             if hasattr(command, "base_config"):
                 base = command.base_config(argv[1:])
                 add_settings(added, base)
+    args: argparse.Namespace
     args, unknown = parser.parse_known_args(argv)
+    chosen.refuse_options([word for word in unknown if base is None or not is_setting(word)])
     if args.command is None:
         parser.print_help()
         parser.exit()
-    if unknown and base is not None:
+    if base is not None:
         refuse_unknown_settings(base, unknown)
     if unknown:
         chosen.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -118,6 +134,15 @@ def _set_environment() -> None:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "30000")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
+def _describe_lost_worker(error: RuntimeError) -> OSError:
+    """What to do about a loader process that was killed, as the system does without memory."""
+    return OSError(
+        f"{str(error).strip().rstrip('.')}, perhaps because the memory is full; type the same "
+        f"command again, with fewer workers if it happens again (pretrain continues from its last "
+        f"checkpoint)"
+    )
 
 
 def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -1,18 +1,57 @@
-"""Arguments that several commands share: what names images and weights, and how images are read."""
+"""The parser, and arguments that several commands share: images, weights, how images are read."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from meanshift.cli.output import print_status
+from meanshift.config.parsing import close
 
 SOURCE = "folder, .npz or .npy file, tar shards, hf:NAME, named dataset, or sample"
 WEIGHTS = (
-    "run directory, checkpoint, any program's file of weights, torchvision:NAME, meanshift:NAME, "
-    "untrained:RUN, random:RUN, pixels"
+    "run directory, checkpoint, any program's file of weights, torchvision:NAME:WEIGHTS, "
+    "meanshift:NAME, untrained:RUN, random:RUN, pixels"
 )
+
+
+class Parser(argparse.ArgumentParser):
+    """Takes `-` and `_` in options alike; an error comes before a usage of one line."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        spelling = {_dashed(option): option for option in self._option_string_actions}
+        words = []
+        for word in args:
+            option, equals, value = word.partition("=")
+            words.append(spelling.get(_dashed(option), option) + equals + value)
+        return super().parse_known_args(words, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        usage = self._get_formatter()
+        needed = [each for each in self._actions if each.required or not each.option_strings]
+        usage.add_usage(None, needed, [])
+        line = " ".join(usage.format_help().split())
+        print_status(f"meanshift: {message}\n{line}; all options: {self.prog} --help")
+        self.exit(2)
+
+    def refuse_options(self, words: Sequence[str]) -> None:
+        """Report the first of these unknown words that is an option, with the nearest names."""
+        options = [option for option in self._option_string_actions if option.startswith("--")]
+        for word in words:
+            name = word.partition("=")[0]
+            if name.startswith("-"):
+                near = close(_dashed(name), options, [])
+                self.error(f"unknown option {name}" + (f"; did you mean {near}?" if near else ""))
+
+
+def _dashed(option: str) -> str:
+    return option.replace("_", "-")
 
 
 def add_reading_arguments(parser: argparse.ArgumentParser) -> None:

@@ -36,9 +36,7 @@ def base_config(argv: Sequence[str]) -> Config:
 def run(args: argparse.Namespace) -> int:
     require_report()  # reported now, not after the training
     config = configure(args)
-    code = train(config, args.out, _make_monitor)
-    if code:
-        return code
+    train(config, args.out, _make_monitor)
     print(f"\nvalidation images, accuracy in %\n{_evaluate(config, args.out)}\n")
     print("drawing the report ...")
     _write_report(args.out)

@@ -6,7 +6,7 @@ import argparse
 import importlib
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meanshift.cli.arguments import (
     SOURCE,
@@ -18,6 +18,9 @@ from meanshift.cli.arguments import (
 from meanshift.cli.output import print_result, print_status, rank, world_size
 from meanshift.evaluation import PROTOCOLS
 from meanshift.runtime.errors import SharedError
+
+if TYPE_CHECKING:
+    from meanshift.models.weights import Weights
 
 HELP = "evaluate frozen features: " + ", ".join(PROTOCOLS)
 
@@ -229,7 +232,7 @@ def _evaluate_features(args: argparse.Namespace, names: list[str], specs: dict[s
                 split=args.split,
                 seed=args.seed,
                 labels=args.labels,
-                output_dir=output_dir(args, spec, specs),
+                output_dir=_output_dir(args, spec, weights_by_spec),
                 **reading_options(args),
             )
         first = first or context
@@ -242,6 +245,17 @@ def _evaluate_features(args: argparse.Namespace, names: list[str], specs: dict[s
                 print_status(f"card: {context.save(result)}")
             if len(columns[name]) == len(weights_by_spec):  # complete; a slow protocol may follow
                 print_result(f"\n{result.name} on {context.data}\n{table(columns[name])}")
+
+
+def _output_dir(args: argparse.Namespace, spec: str, compared: dict[str, Weights]) -> Path | None:
+    """Where results are written: `--out`, or beside a run for weights that belong to none."""
+    from meanshift.models.weights import OUTPUT_DIR, writable_dir
+
+    first = next(iter(compared.values())).output_dir
+    outside_runs = OUTPUT_DIR in compared[spec].output_dir.parents
+    if args.out is None and outside_runs and OUTPUT_DIR not in first.parents:
+        return writable_dir(first)
+    return output_dir(args, spec, compared)
 
 
 def _protocol_options(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -281,9 +295,13 @@ def _evaluate_transfer(args: argparse.Namespace, specs: dict[str, str]) -> None:
     seed = args.seed or 0
     tasks = _open_tasks(args, seed)
     rows: dict[str, dict[str, float]] = {}
-    for spec, weights in {spec: load_weights(spec) for spec in specs}.items():
+    weights_by_spec = {spec: load_weights(spec) for spec in specs}
+    for spec, weights in weights_by_spec.items():
         context = EncoderContext(
-            weights, seed=seed, output_dir=output_dir(args, spec, specs), **reading_options(args)
+            weights,
+            seed=seed,
+            output_dir=_output_dir(args, spec, weights_by_spec),
+            **reading_options(args),
         )
         print_status(f"{spec}: {weights.title}")
         results = {}
@@ -383,7 +401,7 @@ def _evaluate_detection(args: argparse.Namespace, specs: dict[str, str]) -> None
         context = EncoderContext(
             weights,
             seed=args.seed or 0,
-            output_dir=output_dir(args, spec, specs),
+            output_dir=_output_dir(args, spec, weights_by_spec),
             **reading_options(args),
         )
         print_status(f"{spec}: {weights.title}")

@@ -25,7 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"some of {', '.join(NAMES)} [all]",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="[RUN/figures; of several runs, beside them]"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="[RUN/figures; of several runs, figures-NAMES beside them]",
     )
     parser.add_argument("--rows", type=int, default=0, help="rows of neighbors, clusters, views")
     parser.add_argument(
@@ -39,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from meanshift.viz.figures import Options, draw_figures
-    from meanshift.viz.run_reader import open_runs
+    from meanshift.viz.run_reader import common_parent, group_name, open_runs
 
     for name in ("rows", "columns"):
         value = getattr(args, name)
@@ -50,7 +53,10 @@ def run(args: argparse.Namespace) -> int:
     if out is not None and out.exists() and not out.is_dir():
         raise ValueError(f"--out: {out} is a file; need a folder for the figures")
     if out is None:
-        out = (runs[0].folder if len(runs) == 1 else _common_parent(args.runs)) / "figures"
+        out = runs[0].folder / "figures"
+        if len(runs) > 1:
+            parent = Path(os.path.relpath(common_parent(args.runs)))
+            out = parent / f"figures-{group_name(runs)}"
     options = Options(
         rows=args.rows, columns=args.columns, epochs=tuple(args.epochs), seed=args.seed
     )
@@ -62,9 +68,3 @@ def run(args: argparse.Namespace) -> int:
             print(f"{outcome.name}: not drawn: {outcome.missing}", file=sys.stderr)
         drawn += bool(outcome.files)
     return 0 if drawn else 2
-
-
-def _common_parent(folders: list[Path]) -> Path:
-    """The deepest folder that contains all runs."""
-    parents = [folder.resolve().parent for folder in folders]
-    return Path(os.path.relpath(os.path.commonpath(parents)))

@@ -42,21 +42,36 @@ def base_config(argv: Sequence[str]) -> Config:
 
 
 def run(args: argparse.Namespace) -> int:
-    return train(configure(args), args.out, make_knn_monitor)
+    train(configure(args), args.out, make_knn_monitor)
+    return 0
 
 
-def train(config: Config, out: Path, make_monitor: MakeMonitor) -> int:
-    """Train in this process; the exit code says whether a signal stopped the run."""
-    from meanshift.runtime.signals import Stopped
+def train(config: Config, out: Path, make_monitor: MakeMonitor) -> None:
+    """Train in this process; raises `Stopped` if a signal stopped the run."""
     from meanshift.training.loop import pretrain
 
-    try:
-        folder = pretrain(config, out, make_monitor=make_monitor)
-    except Stopped as stopped:
-        print_status(f"meanshift: {stopped}")
-        return stopped.code
+    if note := describe_few_epochs(config):
+        print_status(note)
+    folder = pretrain(config, out, make_monitor=make_monitor)
     print_result(f"finished: {folder}")
-    return 0
+
+
+def describe_few_epochs(config: Config) -> str:
+    """The value of a growing k in each epoch, if there are too few epochs for all of its values."""
+    from meanshift.methods.schedules import stepwise
+
+    method = config.method
+    epochs = config.train.epochs
+    if getattr(method, "k_schedule", "constant") != "linear":
+        return ""
+    first, last = getattr(method, "k_start", 1), getattr(method, "k", 1)
+    if epochs > last - first:
+        return ""
+    values = ", ".join(str(stepwise(first, last, epoch, epochs)) for epoch in range(epochs))
+    return (
+        f"k grows from {first} to {last}, which takes {last - first + 1} epochs for every value; "
+        f"with --train.epochs {epochs} it will be {values}"
+    )
 
 
 def make_knn_monitor(config: Config, train: Source, validation: Source | None) -> Monitor | None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from meanshift.cli.arguments import Parser
 from meanshift.cli.output import print_status
 from meanshift.config import (
     METHODS,
@@ -85,7 +86,8 @@ def prescan_base_config(argv: Sequence[str]) -> Config:
     The flags of the real parser are those of this method. What cannot be parsed is left for the
     real parser to report.
     """
-    scanner = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    scanner = Parser(add_help=False, exit_on_error=False)
+    scanner.add_argument("-h", "--help", action="store_true")
     scanner.add_argument("--config", type=Path)
     scanner.add_argument("--method.module", default="")
     try:
@@ -104,6 +106,8 @@ def prescan_base_config(argv: Sequence[str]) -> Config:
     except argparse.ArgumentError:
         return Config()
     refuse_unknown_settings(base, unknown)
+    if any(word.startswith("-") for word in unknown):  # what follows it is no recipe
+        return base
     found = vars(namespace)
     if found["recipe"] is not None:
         base = load_base_config(found["recipe"], found["config"])
@@ -117,9 +121,14 @@ def prescan_base_config(argv: Sequence[str]) -> Config:
 def refuse_unknown_settings(config: Config, words: Sequence[str]) -> None:
     """Raise ValueError for a flag such as --method.kk, with the names of the nearest settings."""
     for word in words:
-        path, _, _ = word.removeprefix("--").partition("=")
-        if word.startswith("--") and "." in path:
-            check_setting_name(config, path)
+        if is_setting(word):
+            path, _, _ = word.removeprefix("--").partition("=")
+            check_setting_name(config, path.replace("-", "_"))
+
+
+def is_setting(word: str) -> bool:
+    """Whether a word of a command line is meant as a setting, as --method.k or --method.k=5."""
+    return word.startswith("--") and "." in word.partition("=")[0]
 
 
 def _same_method(one: Config, other: Config) -> bool:

@@ -6,6 +6,7 @@ import ast
 import functools
 import inspect
 import itertools
+import math
 import types
 import typing
 from typing import Any, Literal
@@ -42,12 +43,14 @@ def parse(value: Any, kind: Any, path: str) -> Any:
         number = kind(value)
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{path}: got {value!r}, need {_NUMBER[kind]}") from None
-    if isinstance(value, bool) or number != float(value):
+    rounded = kind is int and not isinstance(value, str) and number != value
+    if isinstance(value, bool) or rounded or not abs(number) < _LIMIT[kind]:
         raise ValueError(f"{path}: got {value!r}, need {_NUMBER[kind]}")
     return number
 
 
-_NUMBER = {int: "a whole number", float: "a number"}
+_NUMBER = {int: "a whole number below 2^63", float: "a finite number"}
+_LIMIT = {int: 2**63, float: math.inf}
 
 
 def setting_text(value: Any) -> str:
@@ -62,10 +65,15 @@ def need(fits: bool, path: str, got: Any, wanted: str) -> None:
 
 
 def close(name: str, known: list[str], others: list[str]) -> str:
-    """The known names that are similar to a mistyped one, or else the others."""
+    """The known names that are most similar to a mistyped one, or else the others."""
     import difflib
 
-    return " or ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.4) or others)
+    def similarity(other: str) -> float:
+        return difflib.SequenceMatcher(None, other, name).ratio()
+
+    near = difflib.get_close_matches(name, list(dict.fromkeys(known)), n=3, cutoff=0.4)
+    near = [other for other in near if similarity(other) > similarity(near[0]) - 0.1]
+    return " or ".join(near or others)
 
 
 @functools.cache

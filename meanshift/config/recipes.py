@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from meanshift.config.methods import MSF, BYOLAsym, MethodSettings
-from meanshift.config.parsing import setting_text
+from meanshift.config.parsing import close, setting_text
 from meanshift.config.schema import Config, Data, Encoder, Optim, Train, differences
 from meanshift.config.views import Strength, Views
 
@@ -245,7 +245,10 @@ RECIPES: dict[str, Callable[[], Config]] = {
 def recipe(name: str) -> Config:
     """The configuration of a recipe."""
     if name not in RECIPES:
-        raise ValueError(f"recipe: got {name!r}, need one of {', '.join(RECIPES)}")
+        near = close(name, list(RECIPES), list(RECIPES))
+        raise ValueError(
+            f"recipe: got {name!r}, need one of {', '.join(RECIPES)} (did you mean {near}?)"
+        )
     return RECIPES[name]()
 
 

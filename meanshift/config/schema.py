@@ -28,9 +28,9 @@ FORMAT = 2
 class Data:
     """Which images, and how they are read."""
 
-    source: str = "sample"
+    source: str = ""
     """a folder, an .npz or .npy file, tar shards, a Hugging Face dataset (hf:NAME), a named dataset
-    (cifar10, stl10, ...) or `sample`"""
+    (cifar10, stl10, ...) or `sample`, the shipped images; none by default"""
     validation: float | str = "auto"
     """images that the k-NN monitor tests on: a fraction taken from training, the name of a split,
     `none`, or `auto` (the source's val or test split; else a tenth of a labeled source)"""
@@ -153,7 +153,7 @@ class Train:
     """The length of a run, the machine, and how often things are written."""
 
     epochs: int = 200
-    """passes over the images"""
+    """passes over the images; a higher number extends a run that is finished"""
     batch_size: int = 256
     """images per step, over all processes; an incomplete last batch is left to later epochs"""
     batch_norm: Literal["shuffle", "sync", "local"] = "shuffle"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import statistics
 import zipfile
 from collections.abc import Sequence
@@ -77,9 +78,16 @@ def cluster_features(
     return [f"cluster {number + 1}" for number in range(count)], assigned
 
 
+def cluster_result(run: Run) -> str:
+    """The name of the newest result of `evaluate cluster` on the run's own images."""
+    found = run.directory.results.glob("cluster*.npz")
+    own = [path for path in found if re.fullmatch(r"cluster(-clusters-\d+)?", path.stem)]
+    return max(own, key=lambda path: path.stat().st_mtime_ns).stem if own else "cluster"
+
+
 def stored_clusters(run: Run) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
     """The clusters that `evaluate cluster` stored, as (cluster, index of the training image)."""
-    path = run.directory.results / "cluster.npz"
+    path = run.directory.results / f"{cluster_result(run)}.npz"
     option = "" if run.source.labeled else " --clusters 10"
     command = f"type: meanshift evaluate cluster {run.folder}{option}"
     _check_cluster_data(run)

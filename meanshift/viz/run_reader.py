@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import math
+import os
 import re
 import threading
 import warnings
@@ -32,9 +34,12 @@ class MissingData(ValueError):
     """A figure or a part of a page needs data that the run does not have."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Snapshot:
-    """Features of the snapshot images after an epoch, of unit length."""
+    """Features of the snapshot images after an epoch, of unit length.
+
+    It can be the key of a cache: a snapshot that is taken again is another object.
+    """
 
     epoch: int
     indices: Int[Tensor, " n"]
@@ -100,9 +105,7 @@ class Run:
     @property
     def environment(self) -> dict[str, Any]:
         """Versions, machine and command of the last session, and those of earlier ones."""
-        path = self.folder / "environment.json"
-        environment: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        return environment
+        return self.directory.environment
 
     # Metrics and results
 
@@ -239,7 +242,11 @@ class Run:
         """The file of the snapshot after an epoch."""
         return self.directory.snapshots / f"epoch-{epoch:04d}.pt"
 
-    @functools.lru_cache(maxsize=64)  # noqa: B019 (a run lives as long as the page that shows it)
+    def snapshot_stamp(self, epoch: int) -> tuple[int, ...]:
+        """What changes when the snapshot after an epoch is taken again."""
+        status = self.snapshot_path(epoch).stat()
+        return status.st_mtime_ns, status.st_size, status.st_ino
+
     def snapshot(self, epoch: int) -> Snapshot:
         """The snapshot after an epoch, with the images of the newest snapshot."""
         epochs = self.snapshot_epochs
@@ -248,6 +255,12 @@ class Run:
             raise MissingData(
                 f"{self.folder}: no snapshot after epoch {epoch}; there are {available}"
             )
+        snapshot = self._read_snapshot(epoch, self.snapshot_stamp(epoch))
+        newest = self._read_snapshot(epochs[-1], self.snapshot_stamp(epochs[-1]))
+        return self._select_images(snapshot, newest)
+
+    @functools.lru_cache(maxsize=64)  # noqa: B019 (a run lives as long as the page that shows it)
+    def _read_snapshot(self, epoch: int, _stamp: tuple[int, ...]) -> Snapshot:
         path = self.snapshot_path(epoch)
         try:
             state = checkpoint.read(path)
@@ -259,14 +272,20 @@ class Run:
                 f"{path}: not all features are numbers, so the run diverged; start another with a "
                 f"lower --optim.lr, or move this file away to see the others"
             )
-        indices = state["indices"]
-        newest = indices if epoch == epochs[-1] else self.snapshot(epochs[-1]).indices
-        if not torch.equal(indices, newest):  # images became readable or unreadable meanwhile
-            rows = {index: row for row, index in enumerate(indices.tolist())}
-            if not set(newest.tolist()) <= set(rows):
-                raise MissingData(f"{path}: of other images than later snapshots")
-            features = features[[rows[index] for index in newest.tolist()]]
-        return Snapshot(epoch, newest, features)
+        return Snapshot(epoch, state["indices"], features)
+
+    @functools.lru_cache(maxsize=64)  # noqa: B019
+    def _select_images(self, snapshot: Snapshot, newest: Snapshot) -> Snapshot:
+        """The images of the newest snapshot: some may have become readable or unreadable."""
+        if torch.equal(snapshot.indices, newest.indices):
+            return snapshot
+        row_of = {index: row for row, index in enumerate(snapshot.indices.tolist())}
+        indices = newest.indices.tolist()
+        if not set(indices) <= set(row_of):
+            path = self.snapshot_path(snapshot.epoch)
+            raise MissingData(f"{path}: of other images than later snapshots")
+        features = snapshot.features[[row_of[index] for index in indices]]
+        return Snapshot(snapshot.epoch, newest.indices, features)
 
     @property
     def labels(self) -> Int[Tensor, " n"] | None:
@@ -278,7 +297,7 @@ class Run:
 
 
 def open_runs(folders: Sequence[Path | str], *, data: str | None = None) -> list[Run]:
-    """Open several runs; those whose folders have the same name get the parent's name as well."""
+    """Open several runs; those whose folders have the same name get the names of parents too."""
     unique = {Path(folder).resolve(): Path(folder) for folder in folders}
     others = [p for p in unique.values() if p.is_dir() and not (p / "config.json").exists()]
     if len(others) < len(unique):  # as in runs/*, where a folder of figures may lie too
@@ -286,10 +305,33 @@ def open_runs(folders: Sequence[Path | str], *, data: str | None = None) -> list
             warnings.warn(f"{other}: not a run directory, left out", stacklevel=2)
             del unique[other.resolve()]
     runs = [Run(folder, data=data) for folder in unique.values()]
-    for run in runs:
-        if sum(other.folder.resolve().name == run.folder.resolve().name for other in runs) > 1:
-            run.name = "/".join(run.folder.resolve().parts[-2:])
+    paths = [run.folder.resolve().parts for run in runs]
+    for run, parts in zip(runs, paths, strict=True):
+        depth = 1
+        while sum(other[-depth:] == parts[-depth:] for other in paths) > 1:
+            depth += 1
+        run.name = "/".join(parts[-depth:])
     return runs
+
+
+def group_name(runs: Sequence[Run]) -> str:
+    """A name for the files of several runs: their paths below the folder that contains all.
+
+    A short hash is added where the paths are not plain words, so that no other group has the name.
+    """
+    folders = [run.folder.resolve() for run in runs]
+    parent = common_parent(folders)
+    names = [str(folder.relative_to(parent)) for folder in folders]
+    joined = re.sub(r"[^\w.]+", "-", "-".join(names))[:80]
+    if joined.split("-") == names:
+        return joined
+    content = "\n".join(map(str, folders)).encode("utf-8", "surrogateescape")
+    return f"{joined}-{hashlib.sha256(content).hexdigest()[:6]}"
+
+
+def common_parent(folders: Sequence[Path]) -> Path:
+    """The deepest folder that contains all of them."""
+    return Path(os.path.commonpath([folder.resolve().parent for folder in folders]))
 
 
 def differing_settings(runs: Sequence[Run]) -> dict[str, list[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -141,13 +142,60 @@ def save(
 ) -> list[Path]:
     """Write PNG and SVG; both contain the title and a description for those who cannot see them."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    _add_fonts(drawn)
     left_out = {".png": "Software", ".svg": "Date"}  # the same figure gives the same file
     files = []
     for suffix in suffixes:
         metadata = {"Title": title, "Description": text, left_out[suffix]: None}
         target = path.with_name(path.name + suffix)
         with atomic_writer(target, shared=True) as file, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph")  # of scripts that the font lacks
+            warnings.filterwarnings("ignore", "Glyph")  # `_add_fonts` has warned once of them all
             drawn.savefig(file, format=suffix[1:], dpi=DPI, metadata=metadata)
         files.append(target)
     return files
+
+
+def _add_fonts(drawn: Figure) -> None:
+    """Let texts take characters that the usual font lacks, as 猫, from other installed fonts."""
+    from matplotlib.text import Text
+
+    texts = [found for found in drawn.findobj(Text) if isinstance(found, Text)]
+    characters = "".join(sorted({character for text in texts for character in text.get_text()}))
+    families, missing = _fallback_fonts(characters)
+    if families:
+        for text in texts:
+            text.set_fontfamily(["sans-serif", *families])
+    if missing:
+        warnings.warn(
+            f"no installed font has the characters {missing[:20]}, so they are boxes in the PNG; "
+            f"install one, such as Noto Sans CJK, and draw again (an SVG shows them where it is "
+            f"opened with such a font)",
+            stacklevel=3,
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def _fallback_fonts(characters: str) -> tuple[list[str], str]:
+    """Font families for the characters that the usual font lacks, and those that none has."""
+    from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
+
+    usual = get_font(findfont(FontProperties())).get_charmap()
+    missing = {each for each in characters if not each.isspace() and ord(each) not in usual}
+    covered = dict[str, set[str]]()
+    for entry in fontManager.ttflist if missing else []:
+        if entry.name.startswith("Last Resort"):  # matplotlib's own: a box for every character
+            continue
+        try:
+            font = get_font(entry.fname)
+        except (OSError, RuntimeError):  # not a file that can be read
+            continue
+        if font.scalable:
+            found = {each for each in missing if font.get_char_index(ord(each))}
+            covered[entry.name] = covered.get(entry.name, set()) | found
+    families = []
+    while best := max(covered, key=lambda name: len(covered[name] & missing), default=""):
+        if not covered[best] & missing:
+            break
+        families.append(best)
+        missing -= covered[best]
+    return families, "".join(sorted(missing))

@@ -6,17 +6,19 @@ structure of the trained encoder can leak into the map of the untrained one.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from meanshift.runtime import rng
+from meanshift.runtime import checksum, rng
 from meanshift.runtime.extras import require
 from meanshift.runtime.files import atomic_writer
 from meanshift.viz.analysis import select_epochs
@@ -88,14 +90,21 @@ def _chain(run: Run, epochs: list[int], max_points: int) -> Iterator[EpochMap]:
         key = hashlib.sha256(key.encode() + features.numpy().tobytes()).hexdigest()[:16]
         path = run.folder / "maps" / f"{key}.npy"
         try:
+            checksum.verify(path, required=True)
             points = torch.from_numpy(np.load(path))
         except (OSError, ValueError):
             points = _tsne(features, previous)
-            path.parent.mkdir(exist_ok=True)
-            with atomic_writer(path, shared=True) as file:
-                np.save(file, points.numpy())
+            with contextlib.suppress(OSError):  # read-only or full: it is computed again next time
+                _save(points, path)
         yield EpochMap(epoch, rows, points)
         previous = points
+
+
+def _save(points: Tensor, path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with atomic_writer(path, shared=True) as file:
+        np.save(file, points.numpy())
+        checksum.append(file)
 
 
 def _rows(run: Run, max_points: int) -> Int[Tensor, " n"]:

@@ -14,7 +14,7 @@ def test_a_table_is_printed_and_a_card_is_written(call, trained, photos):
     code, out, _ = call("evaluate", "knn", trained, "--ks", "1", "3")
     assert code == 0
     printed = dict(re.findall(r"^ *(\d+-NN) +([\d.]+)$", out, re.MULTILINE))
-    result = json.loads((trained / "results" / "knn.json").read_text())
+    result = json.loads((trained / "results" / "knn-ks-1-3.json").read_text())
     metrics = result["metrics"]
     assert set(printed) == set(metrics) == {"1-NN", "3-NN"}
     assert {name: float(text) for name, text in printed.items()} == pytest.approx(metrics, abs=0.01)

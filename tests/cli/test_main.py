@@ -68,18 +68,33 @@ def test_help_imports_no_heavy_library(command):
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "message"),
     [
-        ["pretrain", "small", "--out", "x", "--method.k"],
-        ["pretrain", "small", "--out", "x", "--nonsense"],
-        ["pretrain", "small"],
-        ["paint"],
+        ("pretrain small --out x --method.k", "argument --method.k: expected one argument"),
+        ("pretrain small", "the following arguments are required: --out"),
+        ("pretrain small --out x --zzzzzz", "unknown option --zzzzzz"),
+        ("pretrain --dat photos small --out x", "unknown option --dat; did you mean --data?"),
+        ("explore run -port 80", "unknown option -port; did you mean --port?"),
+        ("evaluate knn run --seed=1 --imagesize=9", "unknown option --imagesize; did you mean "),
+        ("evaluate knn run --train.epochs 3", "unknown option --train.epochs; did you mean "),
+        ("recipes small", "unrecognized arguments: small"),
+        ("pretain", "unknown command pretain; did you mean pretrain?"),
+        ("--versio", "unknown option --versio; did you mean --version?"),
     ],
 )
-def test_a_wrong_command_line_is_refused(call, arguments):
-    code, out, err = call(*arguments)
+def test_a_wrong_command_line_is_an_error_and_a_usage_of_one_line(call, arguments, message):
+    code, out, err = call(*arguments.split())
     assert (code, out) == (2, "")
-    assert err.count("error: ") == 1
+    error, usage = err.splitlines()
+    assert error.startswith(f"meanshift: {message}")
+    assert usage.startswith("usage: meanshift ") and usage.endswith("--help")
+
+
+def test_dashes_and_underscores_are_alike_in_options():
+    words = ["evaluate", "knn", "my_run", "--image_size", "48", "--batch-size=4", "--fine_tune"]
+    args = cli.parse_arguments(words)
+    assert (args.image_size, args.batch_size, args.fine_tune) == (48, 4, True)
+    assert args.words == ["knn", "my_run"]
 
 
 def test_the_process_exits_with_two_and_without_a_traceback(tmp_path):

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from meanshift import load_encoder
+from meanshift.cli.pretrain import describe_few_epochs
+from meanshift.config.recipes import recipe
 from tests.support.commands import TINY, read_jsonl, read_metrics, read_run
 
 GRAY = pytest.mark.filterwarnings("ignore:.*replaced by gray ones:UserWarning")  # of the monitor
@@ -29,7 +31,7 @@ def test_an_empty_folder_is_refused(call, tmp_path):
 def test_class_folders_give_purity_and_knn(trained):
     train = read_metrics(trained, "train")
     assert {"loss", "agreement", "effective_rank", "spread", "same_image", "lr"} <= set(train[-1])
-    assert [record["k"] for record in train] == [1, 3]
+    assert [record["k"] for record in train] == [1, 5]
     assert "purity" in train[-1]
     monitored = read_metrics(trained, "monitor")
     assert monitored and 0 <= monitored[-1]["1-NN"] <= 100
@@ -87,6 +89,15 @@ def test_the_same_command_again_changes_nothing(call, trained, photos):
     code, out, _ = call("pretrain", "small", "--data", photos, "--out", trained, *TINY)
     assert code == 0 and f"finished: {trained}" in out
     assert read_run(trained) == before
+
+
+def test_few_epochs_are_told_what_a_growing_k_will_be():
+    for epochs, expected in {1: "5", 3: "1, 3, 5", 4: "1, 2, 4, 5"}.items():
+        config = recipe("small").with_overrides({"train.epochs": epochs})
+        assert describe_few_epochs(config).endswith(f"epochs {epochs} it will be {expected}")
+    assert not describe_few_epochs(recipe("small").with_overrides({"train.epochs": 5}))
+    assert not describe_few_epochs(recipe("cifar10-r18").with_overrides({"train.epochs": 2}))
+    assert not describe_few_epochs(recipe("small").with_overrides({"method.name": "byol"}))
 
 
 def test_a_file_of_settings_continues_a_run(call, trained):

@@ -56,7 +56,8 @@ def test_help_has_the_values_of_the_recipe_that_is_named(call, name):
 )
 def test_the_recipe_is_found_wherever_it_is_typed(words):
     expected = recipe("small").with_overrides({"method.k": 7, "train.epochs": 3})
-    assert parse(*words.split()) == expected
+    source = "sample" if "sample" in words else ""
+    assert parse(*words.split()) == expected.with_overrides({"data.source": source})
 
 
 def test_a_value_that_is_the_name_of_a_recipe_is_not_the_recipe():
@@ -69,6 +70,18 @@ def test_a_value_that_is_the_name_of_a_recipe_is_not_the_recipe():
 def test_a_recipe_without_flags_is_the_recipe(name):
     assert parse(name) == recipe(name)
     assert prescan_base_config([name]) == recipe(name)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_only_recipes_for_a_folder_have_no_images_of_their_own(name):
+    assert (recipe(name).data.source == "") == (name in ("small", "small-resnet18"))
+
+
+@pytest.mark.parametrize("word", ["--train.batch-size", "--train.batch_size"])
+def test_dashes_and_underscores_are_alike_in_settings(word):
+    config = parse("small", word, "8", "--method.bank-size=99", "--views.crop-area", "0.5,1")
+    assert (config.train.batch_size, config.method.bank_size) == (8, 99)
+    assert config.views.crop_area == (0.5, 1.0)
 
 
 def test_a_flag_without_a_value_sets_a_yes_or_no_setting():
@@ -207,7 +220,9 @@ def test_a_recipe_and_a_file_together_are_refused(call, tmp_path):
     ("arguments", "words"),
     [
         ([], ["need a recipe", "small-resnet18", "--config"]),
-        (["smal"], ["'smal'", "small-resnet18"]),
+        (["smal"], ["'smal'", "small-resnet18", "did you mean small?"]),
+        (["small"], ["no images are named", "--data SOURCE", "sample"]),
+        (["small", "--data", ""], ["no images are named", "--data SOURCE", "sample"]),
         (["small-resnet18", "--method.kk", "3"], ["method.kk", "did you mean method.k"]),
         (["--method.kk", "3", "small-resnet18"], ["method.kk", "did you mean method.k"]),
         (["small-resnet18", "--train.epoch=3"], ["train.epoch", "did you mean train.epochs"]),
@@ -236,14 +251,11 @@ def test_a_recipe_and_a_file_together_are_refused(call, tmp_path):
             ["method.target_view", "'medium'", "weak, strong"],
         ),
         (
-            ["small-resnet18", "--encoder.name", "resnet81"],
-            ["encoder.name", "resnet81", "resnet18"],
+            ["small-resnet18", "--data", "sample", "--encoder.name", "resnet5"],
+            ["encoder.name", "'resnet5'", "need resnet50 or resnet152\n"],
         ),
         (["small-resnet18", "--train.device", "toaster"], ["train.device", "'toaster'"]),
-        (
-            ["small-resnet18", "--train.precision", "float16", "--train.device", "cpu"],
-            ["float16", "GPU"],
-        ),
+        (["demo", "--train.precision", "float16", "--train.device", "cpu"], ["float16", "GPU"]),
     ],
 )
 def test_a_mistake_is_one_clear_message(call, tmp_path, arguments, words):

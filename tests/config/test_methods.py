@@ -139,7 +139,7 @@ def test_differences_between_methods_have_none_for_what_one_lacks():
     ],
 )
 def test_the_command_gives_the_configuration(name, overrides):
-    config = recipe(name).with_overrides(overrides)
+    config = recipe(name).with_overrides({"data.source": "photos", **overrides})
     assert parsed(command_for(config, "out")) == config
 
 
@@ -156,7 +156,9 @@ def parsed(command):
 
 
 def test_an_external_method_brings_its_settings(external):
-    config = Config().with_overrides({"method.module": external, "method.mode": "slow"})
+    config = Config().with_overrides(
+        {"data.source": "photos", "method.module": external, "method.mode": "slow"}
+    )
     assert (config.method.name, config.method.mode) == ("twin", "slow")
     assert config.optim == Optim(lr=0.3) and config.views == Views(blur=0.1)
     assert Config.from_json(config.to_json()) == config

@@ -138,9 +138,14 @@ def test_unknown_keys_of_a_file_are_refused():
         ("method.k", None, "whole number"),
         ("method.k", [5], "whole number"),
         ("method.k", float("inf"), "whole number"),
-        ("optim.lr", "fast", "a number"),
-        ("optim.lr", True, "a number"),
-        ("optim.lr", "nan", "a number"),
+        ("method.k", 10**400, "whole number below 2^63"),
+        ("method.k", str(10**400), "whole number below 2^63"),
+        ("method.k", -(2**63), "whole number below 2^63"),
+        ("optim.lr", "fast", "a finite number"),
+        ("optim.lr", True, "a finite number"),
+        ("optim.lr", "nan", "a finite number"),
+        ("optim.lr", "1e400", "a finite number"),
+        ("optim.lr", 10**400, "a finite number"),
         ("method.symmetric", "perhaps", "true or false"),
         ("method.symmetric", 2, "true or false"),
         ("views.crop_area", "0.2", "2 numbers"),
@@ -159,8 +164,16 @@ def test_a_wrong_type_says_got_and_need(path, value, wanted):
     assert "need" in message and wanted in message
 
 
+@pytest.mark.parametrize("seed", [2**53 + 1, 2**63 - 1])
+def test_a_large_seed_keeps_all_its_digits(seed):
+    for value in (seed, str(seed)):
+        config = Config().with_overrides({"train.seed": value})
+        assert config.train.seed == seed
+        assert Config.from_json(config.to_json()).train.seed == seed
+
+
 def test_a_word_among_numbers_is_named():
-    assert "got 'b', need a number" in error_for("views.crop_area", "0.1,b")
+    assert "got 'b', need a finite number" in error_for("views.crop_area", "0.1,b")
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,16 @@ def sources(page, selector):
     return page.eval_on_selector_all(selector, "all => all.map(one => new URL(one.src).pathname)")
 
 
+def test_a_snapshot_that_is_taken_again_is_shown(visit, run):
+    page = visit()
+    wait_for_tsne(page)
+    assert "60" in page.locator(".source-select option").first.inner_text()
+    write_live_snapshot(run, 2, seed=9, count=30)
+    expect(page.locator(".source-select option").first).to_have_text("the map's images (30)")
+    wait_for_tsne(page)
+    assert page.evaluate("state.map.rows.length") == 30
+
+
 def test_the_slider_moves_the_map_and_a_point_shows_its_neighbors(visit):
     page = visit()
     assert page.inner_text("#name") == "run" and "epoch 2.0 of 4" in page.inner_text("#progress")

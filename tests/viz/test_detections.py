@@ -255,6 +255,7 @@ def test_boxes_stay_on_their_image():
     assert boxes_of(figure, MISSED) == [(2, 2, 558, 418)]
 
 
+@pytest.mark.filterwarnings("ignore:no installed font")
 def test_long_names_are_shortened_and_strange_ones_are_drawn(tmp_path):
     names = ["Felis silvestris catus", "$日本_x\udcff"]
     figure = draw(*SCENE, ["$a_日\udcff"], classes=names)

@@ -6,9 +6,12 @@ import re
 from pathlib import Path
 
 import matplotlib.colors
+import matplotlib.font_manager
 import numpy as np
 import pytest
 import torch
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
 from PIL import Image
 from torch.nn import functional as F
 
@@ -446,7 +449,7 @@ def test_tsne_has_a_panel_per_epoch_and_at_most_ten_classes(make, tmp_path, monk
     fewer = functools.partial(tsne_maps, max_points=100)
     monkeypatch.setattr(tsne, "tsne_maps", fewer)
     drawing = tsne.draw([run], Options(seed=3))
-    assert titles(drawing) == ["untrained", "epoch 1", "epoch 2"]
+    assert titles(drawing) == ["before training", "epoch 1", "epoch 2"]
     legend = [text.get_text() for text in drawing.figure.legends[0].get_texts()]
     assert legend[-1] == "others" and len(legend) == 11
     color_of = dict(zip(legend, [*style.COLORS, style.RULE], strict=True))
@@ -639,6 +642,7 @@ def test_an_invalid_number_is_refused_by_its_flag(make, call, flag, value):
 # Files
 
 
+@pytest.mark.filterwarnings("ignore:no installed font")
 def test_files_contain_their_descriptions_and_are_reproducible(make, solid, tmp_path):
     results, arrays = clustered(solid, np.arange(60) % 4)
     results |= {**cost_result(0.1, 0.2), **knn_result(30.0)}
@@ -678,6 +682,53 @@ def test_an_image_is_shown_pixel_for_pixel_between_its_margins(tmp_path):
     assert style.shorten("a\nvery long name of a class", 8) == "a very …"
 
 
+CAT, DOG = "\U000f0001", "\U000f0002"  # of nobody's script: no machine has a font for them
+
+
+def write_font(path, characters):
+    """A font whose characters are squares of different sizes."""
+    names = [".notdef", *(f"c{ord(each):x}" for each in characters)]
+    builder = FontBuilder(1000, isTTF=True)
+    builder.setupGlyphOrder(names)
+    builder.setupCharacterMap(dict(zip(map(ord, characters), names[1:], strict=True)))
+    glyphs = {}
+    for size, name in enumerate(names, 1):
+        pen = TTGlyphPen(None)
+        pen.moveTo((0, 0))
+        for point in ((0, 200 * size), (200 * size, 200 * size), (200 * size, 0)):
+            pen.lineTo(point)
+        pen.closePath()
+        glyphs[name] = pen.glyph()
+    builder.setupGlyf(glyphs)
+    builder.setupHorizontalMetrics(dict.fromkeys(names, (900, 0)))
+    builder.setupHorizontalHeader(ascent=800, descent=-200)
+    builder.setupNameTable({"familyName": "Squares", "styleName": "Regular"})
+    builder.setupOS2()
+    builder.setupPost()
+    builder.save(path)
+
+
+def test_characters_that_the_usual_font_lacks_come_from_another_installed_font(
+    tmp_path, monkeypatch
+):
+    def render(label):
+        style._fallback_fonts.cache_clear()
+        figure = style.figure(2.0, 1.0)
+        figure.text(0.1, 0.5, label)
+        png, svg = style.save(figure, tmp_path / "figure", title="t", text="t")
+        assert label in svg.read_text()
+        return png.read_bytes()
+
+    with pytest.warns(UserWarning, match=f"no installed font has the characters {CAT}{DOG},"):
+        render(f"a {CAT}{DOG}")
+    manager = matplotlib.font_manager.fontManager
+    monkeypatch.setattr(manager, "ttflist", list(manager.ttflist))
+    write_font(tmp_path / "squares.ttf", [CAT, DOG])
+    manager.addfont(tmp_path / "squares.ttf")
+    assert render(f"a {CAT}") != render(f"a {DOG}")  # and no warning
+    style._fallback_fonts.cache_clear()
+
+
 # Comparisons
 
 
@@ -690,6 +741,9 @@ def test_runs_are_grouped_and_named_by_their_settings(make):
     runs = open_runs(folders)
     groups = [[run.name for run in group] for group in figures.group_similar(runs)]
     assert groups == [["a", "c"], ["b"]]
+    with pytest.warns(UserWarning, match="copy: has the same settings and seed as .*a, left out"):
+        with_copy = figures.group_similar([*runs, *open_runs([make("copy")])])
+    assert [[run.name for run in group] for group in with_copy] == groups
     assert figures.names_by_settings(runs[:2]) == ["k 5", "k 7"]
     assert figures.names_by_settings([runs[0], runs[2]]) == ["a", "c"]
     far = make("d", views__flip=0.0, method__target_view="strong")

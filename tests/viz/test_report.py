@@ -21,7 +21,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from meanshift.config import Config
 from meanshift.config.recipes import command_for, recipe
-from meanshift.runtime import checkpoint
+from meanshift.runtime import checkpoint, rng
 from meanshift.runtime.run_directory import RunDirectory
 from meanshift.viz.report.page import write_report
 from meanshift.viz.run_reader import Run, open_runs
@@ -377,7 +377,7 @@ def test_without_labels_points_are_colored_by_cluster(tmp_path, make_images):
     shown = data_of(page)["runs"][0]
     assert shown[
         "colored_by"
-    ] == "cluster" and "colored by cluster, since there are no labels" in text_of(page)
+    ] == "cluster" and "colored by cluster, since none of them has a label" in text_of(page)
     assert set(shown["groups"]) == set(range(10)) and shown["purity"] == []
 
 
@@ -452,6 +452,31 @@ def test_few_labels_are_enough_for_a_page(tmp_path, known):
     assert [
         f"10 images, {percentage} 0" if percentage else "10 images" for percentage in common
     ] == captions[:3]
+
+
+def test_images_without_a_label_are_colored_by_cluster_though_others_have_one(tmp_path):
+    drawn = rng.choice(0, 30, 10, rng.SAMPLE).tolist()
+    labels = np.array([-1 if index in drawn else 0 for index in range(30)])
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 16, 16, 3), dtype=np.uint8)
+    np.savez(tmp_path / "few.npz", x_train=pixels, y_train=labels)
+    overrides = {"data.validation": "none"}
+    directory = write_bare_run(tmp_path / "run", tmp_path / "few.npz", size=30, overrides=overrides)
+    page = write_report([Run(directory.folder)], tmp_path / "page.html", max_images=10)
+    (shown,) = data_of(page)["runs"]
+    assert (shown["colored_by"], shown["purity"]) == ("cluster", [])
+    assert "10 training images, colored by cluster, since none of them has a label" in text_of(page)
+
+
+def test_a_late_epoch_is_written_out(tmp_path, make_images):
+    photos = make_images(tmp_path / "flat", {"": 12}, size=(20, 30))
+    overrides = {"train.epochs": 200}
+    directory = write_bare_run(tmp_path / "run", photos, size=12, overrides=overrides)
+    for step, epoch in ((1234, 124), (2000, 200)):
+        directory.append(
+            "metrics.jsonl", {"kind": "train", "step": step, "epoch": epoch, "loss": 1}
+        )
+    (directory.folder / "environment.json").write_text(json.dumps({"steps": 2000}))
+    assert "epoch 123.4" in text_of(write_report([Run(directory.folder)], tmp_path / "page.html"))
 
 
 @pytest.mark.parametrize("damage", ["truncated", "stray", "no numbers"])
@@ -550,7 +575,7 @@ def test_the_slider_changes_the_neighbors(page, open_tab):
     tab = open_tab(page)
     slider = tab.get_by_label("Epoch", exact=True)
     for at in range(len(shown["epochs"]) - 1, -1, -1):
-        name = f"epoch {shown['epochs'][at]}" if shown["epochs"][at] else "untrained"
+        name = f"epoch {shown['epochs'][at]}" if shown["epochs"][at] else "before training"
         assert tab.locator("#epoch-text").inner_text() == name
         expected = [
             row for query in shown["queries"] for row in (query, *shown["neighbors"][at][query])
@@ -638,6 +663,20 @@ def test_a_curve_shows_its_values_by_pointer_and_arrow_keys(page, open_tab):
     assert readout.inner_text().startswith(f"epoch {round(loss['x'][0], 2):g}")
 
 
+def test_each_map_says_which_epoch_it_shows(tmp_path, make_images, open_tab):
+    photos = make_images(tmp_path / "flat", {"": 12}, size=(20, 30))
+    for name, epochs in {"a": (0, 2), "b": (1, 2)}.items():
+        write_bare_run(tmp_path / name, photos, size=12, epochs=epochs)
+    runs = open_runs([tmp_path / "a", tmp_path / "b"])
+    tab = open_tab(write_report(runs, tmp_path / "page.html"))
+    shown = tab.locator(".shown-epoch")
+    assert shown.all_inner_texts() == [", epoch 2", ", epoch 2"]
+    tab.get_by_label("Epoch", exact=True).focus()
+    tab.keyboard.press("Home")
+    assert tab.locator("#epoch-text").inner_text() == "before training"
+    assert shown.all_inner_texts() == [", before training", ", epoch 1"]
+
+
 def test_a_growing_curve_keeps_the_selected_epoch(page, open_tab):
     read = """([before, after]) => {
       const series = y => [{name: "", x: y.map((_, i) => i + 1), y, color: "red"}];
@@ -663,8 +702,8 @@ def test_play_walks_through_the_epochs(page, open_tab):
 
     tab = open_tab(page)
     tab.get_by_role("button", name="Play").click()
-    assert tab.locator("#epoch-text").inner_text() == "untrained"
-    expect(tab.locator("#epoch-text")).not_to_have_text("untrained")
+    assert tab.locator("#epoch-text").inner_text() == "before training"
+    expect(tab.locator("#epoch-text")).not_to_have_text("before training")
     tab.get_by_role("button", name="Stop").click()
 
 

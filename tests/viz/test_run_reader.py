@@ -5,7 +5,7 @@ import json
 import pytest
 
 from meanshift.runtime.run_directory import RunDirectory
-from meanshift.viz.run_reader import Run, differing_settings, open_runs
+from meanshift.viz.run_reader import Run, differing_settings, group_name, open_runs
 from tests.support.runs import knn_result, log_lines
 from tests.support.three_views import MODULE
 
@@ -49,15 +49,44 @@ def test_a_growing_file_is_read_on_and_a_rewritten_one_from_its_start(make):
     assert run.lines("nothing.jsonl") == []
 
 
+@pytest.mark.parametrize(
+    "line", ['{"step": 20, "loss": 1e400}', '{"step": 1e400}', '{"step": 1%s}' % ("0" * 400), "7"]
+)
+def test_a_line_that_is_no_record_is_named(make, line):
+    folder = make(lines=log_lines(loss=lambda e: e)[:1])
+    run = Run(folder)
+    assert len(run.lines("metrics.jsonl")) == 1
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(line + "\n")
+    for read in (lambda: run.last_step, lambda: RunDirectory(folder).read("metrics.jsonl")):
+        with pytest.raises(ValueError, match=r"metrics\.jsonl: line 2 is damaged"):
+            read()
+
+
 def test_results_that_are_broken_are_left_out(make):
     folder = make(results={**knn_result(3.0), "demo": {"rows": {}}})
     (folder / "results" / "torn.json").write_text('{"metrics": ')
     assert list(Run(folder).results) == ["knn"]
 
 
+def test_groups_of_runs_have_names_of_their_own(make):
+    groups = [
+        [make("one"), make("two")],
+        [make("a/run"), make("c/other")],
+        [make("b/run"), make("d/other")],
+        [make("a-run"), make("c-other")],
+        [make("a"), make("run-c-other")],
+    ]
+    names = [group_name(open_runs(group)) for group in groups]
+    assert names[0] == "one-two" and all(name.startswith("a-run-c-other-") for name in names[3:])
+    assert len(set(names)) == len(groups)
+
+
 def test_runs_in_folders_of_the_same_name_get_different_names(make, tmp_path):
     folders = [make("x/run"), make("y/run"), make("z")]
     assert [run.name for run in open_runs(folders)] == ["x/run", "y/run", "z"]
+    folders = [make("a/x/run"), make("b/x/run"), make("b/y/run")]
+    assert [run.name for run in open_runs(folders)] == ["a/x/run", "b/x/run", "y/run"]
     with pytest.raises(ValueError, match="not a run directory"):
         open_runs([tmp_path])
 

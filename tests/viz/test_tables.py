@@ -52,6 +52,30 @@ def test_the_start_of_a_run_is_named_by_what_it_is(make):
         )
 
 
+def test_a_row_is_named_after_the_weights_and_not_after_the_file(make):
+    own = "runs/a: our msf, resnet10, step 40"
+    other = {"data": "others", "20_NN": 20.0}
+    results = {
+        "knn-others-1f2e3d": result("knn", own, **other),
+        "knn-others-ks-20-1f2e3d": result("knn", own, **other | {"20_NN": 21.0}),
+        "knn-others-4c5b6a": result("knn", "net.pth: third-party, resnet18", **other),
+        "knn-others-7a8b9c": result("knn", "b.pt: exported by meanshift, our msf, step 9", **other),
+        "knn-others-pixels-7f": result("knn", "pixels: raw pixels", **other),
+    }
+    (run,) = open_runs([make("a", results=results)])
+    (table,) = result_tables([run])
+    assert [(row["name"], row["own"]) for row in table["rows"]] == [
+        ("a (others-1f2e3d)", True),
+        ("a (others-ks-20-1f2e3d)", True),
+        ("net.pth", False),
+        ("b.pt", False),
+        ("raw pixels", False),
+    ]
+    del results["knn-others-ks-20-1f2e3d"]
+    (run,) = open_runs([make("b", results=results)])
+    assert result_tables([run])[0]["rows"][0]["name"] == "b"
+
+
 def test_a_std_is_shown_with_its_metric(make):
     transfer = result("transfer", "a: msf", data="ten datasets", mean=61.25)
     transfer["metrics"]["mean std"] = 0.5

@@ -76,7 +76,8 @@ class MSF(Asymmetric):
     k: int = 5
     """nearest neighbors that an embedding is pulled towards; the first is the target itself"""
     k_schedule: Literal["constant", "linear"] = "constant"
-    """`linear`: k grows from `k_start` to `k`, each value for equally many epochs"""
+    """`linear`: k grows from `k_start` to `k`, each value for equally many epochs; in fewer epochs
+    some values are left out, and the last epoch has `k`"""
     k_start: int = 1
     """first value of a growing k"""
     neighbor_weight: float = 0.0

@@ -126,7 +126,8 @@ async function followRun() {
     if (run) {
       const previous = state.run;
       const isOther = previous && (previous.name !== run.name || previous.cache_key !== run.cache_key);
-      if (isOther) return location.reload();  // another run is served at this address
+      const isRetaken = previous && previous.snapshot_epochs.some(epoch => previous.snapshot_keys[epoch] !== run.snapshot_keys[epoch]);
+      if (isOther || isRetaken) return location.reload();  // another run is served at this address, or other snapshots
       state.run = run;
       showRun();
       state.stale = state.stale || !previous || previous.snapshot_epochs.join() !== run.snapshot_epochs.join();

@@ -39,6 +39,8 @@
   const currentEpoch = () => epochs[+byId("epoch").value];
   const snapshotAt = (run, epoch) => Math.max(0, run.epochs.findLastIndex(known => known <= epoch));
 
+  const epochTitle = epoch => epoch === 0 ? "before training" : `epoch ${epoch}`;
+
   function describe(run, row) {
     const group = run.groups[row];
     return group >= 0 ? `${run.titles[row]}, ${run.group_names[group]}` : run.titles[row];
@@ -82,16 +84,17 @@
 
   function showEpoch(animate) {
     const epoch = currentEpoch();
-    const text = epoch === 0 ? "untrained" : `epoch ${epoch}`;
+    const text = epochTitle(epoch);
     byId("epoch-text").textContent = text;
     byId("epoch").setAttribute("aria-valuetext", text);
     for (const run of runs) {
       const snapshot = snapshotAt(run, epoch);
+      elementOf(run, ".shown-epoch").textContent = `, ${epochTitle(run.epochs[snapshot])}`;
       const container = elementOf(run, ".neighbors");
       run.map.move(run.points[snapshot], {animate});
       container.replaceChildren(...run.queries.map(row => neighborLine(run, row, snapshot, container)));
       elementOf(run, ".purity").textContent = run.purity.length ?
-        `; after epoch ${run.epochs[snapshot]}, ${(100 * run.purity[snapshot]).toFixed(1)}% of the eight nearest have the same class` : "";
+        `; ${(100 * run.purity[snapshot]).toFixed(1)}% of the eight nearest have the same class` : "";
       showSelected(run, snapshot);
     }
   }

@@ -26,7 +26,9 @@ class LiveRun:
 
     def version(self) -> str:
         """A digest that changes when the run has written something, or has stopped writing."""
-        parts: list[Any] = [self.run.snapshot_epochs, self._is_writing()]
+        epochs = self.run.snapshot_epochs
+        stamps = {epoch: self.run.snapshot_stamp(epoch) for epoch in epochs}
+        parts: list[Any] = [stamps, self._is_writing()]
         for name in ("metrics.jsonl", "warnings.jsonl"):
             path = self.run.folder / name
             if path.exists():

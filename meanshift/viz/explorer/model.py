@@ -18,7 +18,7 @@ from meanshift.viz.explorer.live import LiveRun, to_json_number
 from meanshift.viz.explorer.metadata import Metadata, categories, scale
 from meanshift.viz.explorer.search import Searcher
 from meanshift.viz.explorer.thumbnails import Thumbnails
-from meanshift.viz.run_reader import MissingData, Run
+from meanshift.viz.run_reader import MissingData, Run, Snapshot
 from meanshift.viz.tsne import EpochMap, principal_maps, tsne_maps
 
 NEIGHBORS = 10
@@ -52,7 +52,8 @@ class Explorer:
         self.searcher = Searcher(run, self.sources)
         self._map_tasks = BackgroundTasks(keep=1, patience=0.0)
         self._maps: list[EpochMap] = []
-        self._map_errors: dict[tuple[int, ...], str] = {}
+        self._mapped: tuple[Snapshot, ...] = ()
+        self._map_errors: dict[tuple[Snapshot, ...], str] = {}
 
     def _cache_key(self) -> str:
         """A part of the images' addresses that changes with the run and with the images."""
@@ -88,7 +89,20 @@ class Explorer:
             "columns": [] if self.metadata is None else self.metadata.columns,
             "missing": self.missing,
             "cache_key": self.cache_key,
+            "snapshot_keys": self._snapshot_keys(),
         }
+
+    def _snapshot_keys(self) -> dict[int, str]:
+        """For each snapshot a text that changes if it is taken again, or of other images."""
+        try:
+            indices = self._indices().numpy().tobytes()
+        except MissingData:  # there is none, or it cannot be read
+            indices = b""
+        keys = {}
+        for epoch in self.run.snapshot_epochs:
+            stamp = repr(self.run.snapshot_stamp(epoch)).encode()
+            keys[epoch] = hashlib.sha256(stamp + indices).hexdigest()[:12]
+        return keys
 
     def images(self) -> dict[str, Any]:
         """The snapshot images, which are the same at every epoch."""
@@ -119,8 +133,11 @@ class Explorer:
             raise MissingData(f"got image {index}, need 0 to {len(source) - 1}")
         return source
 
+    def _newest(self) -> Snapshot:
+        return self.run.snapshot(analysis.select_epochs(self.run)[-1])
+
     def _indices(self) -> Int[Tensor, " n"]:
-        return self.run.snapshot(analysis.select_epochs(self.run)[-1]).indices
+        return self._newest().indices
 
     def _labels(self) -> Int[Tensor, " n"] | None:
         return None if self.missing else self.run.labels
@@ -144,14 +161,14 @@ class Explorer:
         return {
             "source": name,
             "index": index,
-            "row": self._row_of().get(index) if name == "train" else None,
+            "row": self._row_of(self._newest()).get(index) if name == "train" else None,
             "title": self._title(name, index),
             "label": label,
         }
 
     @functools.lru_cache(maxsize=1)  # noqa: B019 (lives as long as the server)
-    def _row_of(self) -> dict[int, int]:
-        return {index: row for row, index in enumerate(self._indices().tolist())}
+    def _row_of(self, snapshot: Snapshot) -> dict[int, int]:
+        return {index: row for row, index in enumerate(snapshot.indices.tolist())}
 
     # The map
 
@@ -160,28 +177,33 @@ class Explorer:
 
         The points are left out if the page has them already: `have` is the version it shows.
         """
-        epochs = tuple(analysis.select_epochs(self.run))
+        snapshots = tuple(map(self.run.snapshot, analysis.select_epochs(self.run)))
         progress = None
         try:
-            if epochs not in self._map_errors:
+            if snapshots not in self._map_errors:
                 self._maps = self._map_tasks.get(
-                    epochs,
+                    snapshots,
                     "map",
                     lambda report: tsne_maps(self.run, max_points=MAX_POINTS, progress=report),
                 )
+                self._mapped = snapshots
         except Pending as pending:
-            progress = {"done": pending.done, "total": len(epochs)}
+            progress = {"done": pending.done, "total": len(snapshots)}
         except (ValueError, RuntimeError, OSError) as error:  # too few images, disk full
-            self._map_errors[epochs] = str(error)  # it would fail again at each request
+            self._map_errors[snapshots] = str(error)  # it would fail again at each request
+        if not set(self._mapped) <= set(snapshots):  # one of them was taken again
+            self._maps = []
         kind = "t-SNE" if self._maps else "principal components"
-        maps = self._maps or self._principal_maps(epochs)
-        key = f"{kind} {[one.epoch for one in maps]}"
-        version = hashlib.sha256(key.encode()).hexdigest()[:12]
+        maps = self._maps or self._principal_maps(snapshots)
+        digest = hashlib.sha256(kind.encode())
+        for one in maps:
+            digest.update(f"{one.epoch} {one.rows.tolist()} {one.points.tolist()}".encode())
+        version = digest.hexdigest()[:12]
         answer: dict[str, Any] = {
             "version": version,
             "kind": kind,
             "progress": progress,
-            "note": self._map_errors.get(epochs, ""),
+            "note": self._map_errors.get(snapshots, ""),
         }
         if version != have:
             answer["rows"] = maps[-1].rows.tolist()
@@ -192,19 +214,20 @@ class Explorer:
         return answer
 
     @functools.lru_cache(maxsize=1)  # noqa: B019
-    def _principal_maps(self, epochs: tuple[int, ...]) -> list[EpochMap]:
+    def _principal_maps(self, snapshots: tuple[Snapshot, ...]) -> list[EpochMap]:
         try:
             return principal_maps(self.run, max_points=MAX_POINTS)
         except RuntimeError:
+            epochs = ", ".join(str(snapshot.epoch) for snapshot in snapshots)
             raise MissingData(
-                f"{self.run.folder}: the features after epochs {', '.join(map(str, epochs))} are "
-                f"not all numbers: the run diverged; try a lower --optim.lr"
+                f"{self.run.folder}: the features after epochs {epochs} are not all numbers: the "
+                f"run diverged; try a lower --optim.lr"
             ) from None
 
     def colors(self, by: str, *, epoch: int) -> dict[str, Any]:
         """A value for each snapshot image: label, cluster, purity, or a column as =NAME."""
         if by == "cluster":
-            names, assigned = self._clusters(analysis.select_epochs(self.run)[-1])
+            names, assigned = self._clusters(self._newest())
             return categories([names[cluster] for cluster in assigned.tolist()], order=names)
         if by.startswith("=") and self.metadata is not None:
             return self.metadata.colors(by[1:], self._indices().tolist())
@@ -217,7 +240,7 @@ class Explorer:
             classes = self.run.source.classes
             known = [classes[label] if label >= 0 else None for label in labels.tolist()]
             return categories(known, order=classes)
-        rows, _ = self._neighbors(epoch)
+        rows, _ = self._neighbors(self.run.snapshot(epoch))
         purity = analysis.same_label(labels, rows).float().mean(1).tolist()
         values = [
             to_json_number(value) if label >= 0 else None
@@ -226,15 +249,15 @@ class Explorer:
         return {**scale(values), "low": 0.0, "high": 1.0}
 
     @functools.lru_cache(maxsize=4)  # noqa: B019
-    def _clusters(self, epoch: int) -> tuple[list[str], Tensor]:
+    def _clusters(self, snapshot: Snapshot) -> tuple[list[str], Tensor]:
         count = 10 if self._labels() is None else min(20, len(self.run.source.classes))
-        return analysis.cluster_features(self.run.snapshot(epoch).features, count)
+        return analysis.cluster_features(snapshot.features, count)
 
     # Neighbors
 
     @functools.lru_cache(maxsize=64)  # noqa: B019
-    def _neighbors(self, epoch: int) -> tuple[Int[Tensor, "n k"], Float[Tensor, "n k"]]:
-        return analysis.neighbors(self.run, epoch, NEIGHBORS)
+    def _neighbors(self, snapshot: Snapshot) -> tuple[Int[Tensor, "n k"], Float[Tensor, "n k"]]:
+        return analysis.nearest_others(snapshot.features, NEIGHBORS)
 
     def point(self, row: int) -> dict[str, Any]:
         """A snapshot image with its neighbors at each snapshot, and which of them were kept."""
@@ -245,7 +268,7 @@ class Explorer:
         snapshots = []
         previous = set[int]()
         for epoch in self.run.snapshot_epochs:
-            all_rows, all_similarities = self._neighbors(epoch)
+            all_rows, all_similarities = self._neighbors(self.run.snapshot(epoch))
             rows = all_rows[row].tolist()
             similarities = all_similarities[row].tolist()
             same_label = None

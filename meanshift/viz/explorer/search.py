@@ -17,11 +17,12 @@ from meanshift.evaluation.knn import CHUNK, neighbors
 from meanshift.models.encoder import build_backbone
 from meanshift.models.feature_cache import cached_features
 from meanshift.models.features import extract_features
-from meanshift.models.weights import fingerprint
+from meanshift.models.weights import fingerprint, writable_dir
+from meanshift.ops.image import cut_to_aspect
 from meanshift.runtime import checkpoint
 from meanshift.runtime.device import pick_device
 from meanshift.viz.explorer.background import BackgroundTasks, ProgressCallback
-from meanshift.viz.run_reader import MissingData, Run
+from meanshift.viz.run_reader import MissingData, Run, Snapshot
 
 NEIGHBORS = 10
 """neighbors to which an outlier is far"""
@@ -58,18 +59,18 @@ class Searcher:
         source = self.sources[name]
 
         def compute(progress: ProgressCallback) -> tuple[Tensor, Tensor]:
-            backbone = self._backbone(epoch)
+            backbone = self._backbone(snapshot)
             return cached_features(
                 backbone,
                 _ReportingSource(source, progress),
                 weights=fingerprint(backbone),
-                folder=self.run.folder / "features",
+                folder=writable_dir(self.run.folder) / "features",
                 image_size=self.run.config.data.image_size,
                 device=self._device,
             )
 
         title = f"Features of {len(source):,} images after epoch {epoch}"
-        result: tuple[Tensor, Tensor] = self.tasks.get(("features", name, epoch), title, compute)
+        result: tuple[Tensor, Tensor] = self.tasks.get(("features", name, snapshot), title, compute)
         return result
 
     def search(
@@ -78,7 +79,7 @@ class Searcher:
         """The images nearest to any image, nearest first, and their distances (1 - cosine)."""
         features, indices = self.features(name, epoch)
         query = extract_features(
-            self._backbone(epoch),
+            self._backbone(self.run.snapshot(epoch)),
             _SingleImage(image, self.sources.get("train")),
             image_size=self.run.config.data.image_size,
             device=self._device,
@@ -95,7 +96,9 @@ class Searcher:
             raise MissingData(f"got {len(features)} images, need 2 or more to compare")
         title = f"Neighbors of {len(features):,} images after epoch {epoch}"
         nearest, similarity = self.tasks.get(
-            ("neighbors", name, epoch), title, lambda progress: _all_neighbors(features, progress)
+            ("neighbors", name, self.run.snapshot(epoch)),
+            title,
+            lambda progress: _all_neighbors(features, progress),
         )
         distances = _distance(similarity)
         rows = torch.arange(len(nearest))
@@ -117,10 +120,11 @@ class Searcher:
         )
 
     @functools.lru_cache(maxsize=3)  # noqa: B019 (lives as long as the server)
-    def _backbone(self, epoch: int) -> nn.Module:
+    def _backbone(self, snapshot: Snapshot) -> nn.Module:
         config = self.run.config
+        path = self.run.snapshot_path(snapshot.epoch)
         backbone, _ = build_backbone(config.encoder, image_size=config.data.image_size)
-        weights = checkpoint.read(self.run.snapshot_path(epoch))["weights"]
+        weights = checkpoint.read(path)["weights"]
         full_precision = {
             name: value.float() if value.is_floating_point() else value
             for name, value in weights.items()
@@ -129,9 +133,9 @@ class Searcher:
             backbone.load_state_dict(full_precision)
         except RuntimeError:
             raise MissingData(
-                f"{self.run.snapshot_path(epoch)}: its weights are not those of a "
-                f"{config.encoder.name}, since the method {self.run.method} has an encoder of its "
-                f"own; only the snapshot images can be compared"
+                f"{path}: its weights are not those of a {config.encoder.name}, since the method "
+                f"{self.run.method} has an encoder of its own; only the snapshot images can be "
+                f"compared"
             ) from None
         return backbone.eval().to(self._device)
 
@@ -233,6 +237,7 @@ class _SingleImage(Source):
         self._uniform = like is not None and like.uniform
         if like is not None and like.uniform:  # all images have one size, so this one too
             size = like.read_batch(torch.tensor([0])).shape[1:3]
+            image = cut_to_aspect(image, 16)
             scale = max(size[0] / image.shape[1], size[1] / image.shape[2])
             if scale != 1:
                 resized = [max(size[i], round(image.shape[i + 1] * scale)) for i in (0, 1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,16 +75,22 @@ def group_similar(
 ) -> list[list[Run]]:
     """Groups of runs that differ only in the ignored settings, in the order given.
 
-    If `method.name` is ignored, so are settings that only one of two methods has.
+    If `method.name` is ignored, so are settings that only one of two methods has. A run that
+    differs from another one in no setting is left out with a warning: it is not another seed.
     """
     groups: list[list[Run]] = []
     for run in runs:
-        for group in groups:
-            if _similar(group[0], run, ignore):
-                group.append(run)
-                break
-        else:
+        group = next((group for group in groups if _similar(group[0], run, ignore)), None)
+        if group is None:
             groups.append([run])
+        elif first := next((other for other in group if _similar(other, run, ())), None):
+            warnings.warn(
+                f"{run.folder}: has the same settings and seed as {first.folder}, left out of the "
+                f"figure",
+                stacklevel=2,
+            )
+        else:
+            group.append(run)
     return groups
 
 

@@ -51,7 +51,7 @@ def draw(runs: Sequence[Run], options: Options) -> Drawing:
     captions = []
     for block, epoch in enumerate(epochs):
         left = (2 + block * (count + 1)) * pitch
-        caption = "untrained" if epoch == 0 else f"epoch {epoch}"
+        caption = "before training" if epoch == 0 else f"epoch {epoch}"
         if labels is not None:
             purity = float(label_purity(run, epoch, count)[labels >= 0].mean())
             caption += f": {purity:.0%} same class"

@@ -44,7 +44,7 @@ def draw(runs: Sequence[Run], options: Options) -> Drawing:
     for axes, epoch_map in zip(panels, maps, strict=False):
         axes.axis("on")
         axes.spines[:].set_visible(True)
-        axes.set_title("untrained" if epoch_map.epoch == 0 else f"epoch {epoch_map.epoch}")
+        axes.set_title("before training" if epoch_map.epoch == 0 else f"epoch {epoch_map.epoch}")
         shown = groups[epoch_map.rows][order].tolist()
         x, y = epoch_map.points[order].T.numpy()
         point_colors = [colors[group] for group in shown]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from meanshift.runtime.files import write_text
 from meanshift.viz.analysis import metric_series, thin_curve, view_title
 from meanshift.viz.report import sections, tables
 from meanshift.viz.report.template import render
-from meanshift.viz.run_reader import MissingData, Run, differing_settings
+from meanshift.viz.run_reader import MissingData, Run, differing_settings, group_name
 
 CURVES = {
     "loss": "Loss",
@@ -85,8 +84,11 @@ def write_report(runs: Sequence[Run], out: Path, *, max_images: int = 1000) -> P
         has_other_curves=not all(curve["main"] for curve in curves),
         data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, text.encode("utf-8", "replace").decode())  # file names may be any bytes
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(out, text.encode("utf-8", "replace").decode())  # file names may be any bytes
+    except OSError as error:
+        raise OSError(f"{out}: could not be written ({error}); choose another --out FILE") from None
     return out
 
 
@@ -94,8 +96,7 @@ def default_path(runs: Sequence[Run]) -> Path:
     """Where a report is written by default: in the run, or beside several runs."""
     if len(runs) == 1:
         return runs[0].folder / "report.html"
-    names = "-".join(re.sub(r"\W+", "-", run.name) for run in runs)
-    return runs[0].folder.parent / f"report-{names[:80]}.html"
+    return runs[0].folder.parent / f"report-{group_name(runs)}.html"
 
 
 def _run_context(
@@ -160,7 +161,7 @@ def _highlights(run: Run) -> list[tuple[str, str, str]]:
     for name in HIGHLIGHTS:
         epochs, values = run.series(name)
         if values:
-            first = f"first {tables.format_number(values[0])}, epoch {epochs[0]:.2g}"
+            first = f"first {tables.format_number(values[0])}, epoch {round(epochs[0], 2):g}"
             note = first if len(values) > 1 else ""
             highlights.append((CURVES[name], tables.format_number(values[-1]), note))
     _, kept = run.series("neighbors_kept")

@@ -23,6 +23,7 @@ from meanshift.transforms.replay import center_square, denormalize
 from meanshift.viz import detections, style
 from meanshift.viz.analysis import (
     cluster_features,
+    cluster_result,
     nearest_others,
     replay,
     same_label,
@@ -44,6 +45,8 @@ def map_section(run: Run, sheets: dict[str, str], *, max_images: int) -> dict[st
     rows = maps[0].rows
     indices = run.snapshot(maps[-1].epoch).indices[rows].tolist()
     labels = None if run.labels is None else run.labels[rows]
+    if labels is not None and not bool((labels >= 0).any()):  # of so few drawn, none is labeled
+        labels = None
     neighbors = []
     purity = []
     for epoch_map in maps:
@@ -57,7 +60,7 @@ def map_section(run: Run, sheets: dict[str, str], *, max_images: int) -> dict[st
     cells = [run.thumbnail(index, side).numpy() for index in indices]
     coloring = "colored by class"
     if colored_by == "cluster":
-        coloring = "colored by cluster, since there are no labels"
+        coloring = "colored by cluster, since none of them has a label"
     return {
         "caption": f"{len(rows)} training images, {coloring}",
         "colored_by": colored_by,
@@ -143,7 +146,7 @@ def clusters_section(run: Run, *, rows: int = 10, columns: int = 14) -> dict[str
         strips.append(_strip(caption, [run.thumbnail(index, side).numpy() for index in shown]))
     return {
         "strips": strips,
-        "outdated": run.outdated(run.results.get("cluster", {"card": {}})),
+        "outdated": run.outdated(run.results.get(cluster_result(run), {"card": {}})),
     }
 
 

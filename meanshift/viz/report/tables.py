@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,6 +40,7 @@ def result_tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
             if not any(_equal(row, known) for known in table["rows"]):
                 table["rows"].append(row)
     for table in tables.values():
+        _distinguish(table["rows"])
         table["rows"].sort(key=lambda row: not row["own"])
         table["columns"] = list(table["columns"])
     order = {name: place for place, name in enumerate(PROTOCOLS)}
@@ -48,22 +50,38 @@ def result_tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _row(run: Run, name: str, result: Mapping[str, Any], *, prefix: str) -> dict[str, Any]:
-    """One result: the run itself is `own`, others are baselines or other weights and data."""
+    """One result: of the run itself (`own`), of one of its checkpoints, a baseline or others.
+
+    The card tells whose it is. The name of the file also has the data and the options.
+    """
     card = result["card"]
     suffix = name.removeprefix(card["protocol"]).strip("-")
     encoder = str(card.get("encoder"))
-    title = _baseline(encoder) or suffix
-    if not title:
+    spec, _, description = encoder.partition(": ")
+    of_run = not suffix or re.fullmatch(r"(?!exported by ).*, step \d+", description) is not None
+    baseline = _baseline(encoder)
+    if baseline:
+        title = baseline if spec == "pixels" else prefix + baseline
+    elif of_run:
         title = ", ".join(filter(None, [run.name, run.outdated(result)]))
-    elif not encoder.startswith("pixels:"):
-        title = prefix + title
+    else:
+        title = spec
     return {
         "name": title,
-        "own": not suffix,
+        "own": of_run and not baseline and not spec.endswith(".pt"),
+        "suffix": suffix,
         "metrics": _format_metrics(result["metrics"]),
         "card": [(key, format_value(value)) for key, value in card.items()],
         "image": sections.result_image(run, name),
     }
+
+
+def _distinguish(rows: Sequence[dict[str, Any]]) -> None:
+    """Add to rows of one name what distinguishes their files: checkpoint, options."""
+    names = Counter(row["name"] for row in rows)
+    for row in rows:
+        if names[row["name"]] > 1 and row["suffix"]:
+            row["name"] += f" ({row['suffix']})"
 
 
 def _equal(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -38,6 +38,45 @@ def test_the_map_is_there_at_once_and_becomes_tsne(tmp_path):
     assert "points" not in explorer.map(have=last["version"])
 
 
+@pytest.mark.parametrize("epoch", [2, 3])
+def test_a_snapshot_that_is_taken_again_replaces_the_old_one(tmp_path, epoch):
+    """Also where a later one has fewer images, which the earlier ones then show as well."""
+    folder = write_live_run(tmp_path / "run", write_arrays(tmp_path / "p.npz"))
+
+    def answers(explorer):
+        tsne = wait_for(lambda: answer if (answer := explorer.map())["kind"] == "t-SNE" else None)
+        ranking = wait_for(lambda: explorer.rank("outliers", name="train", epoch=2))
+        colors = [explorer.colors(by, epoch=2) for by in ("cluster", "purity")]
+        search = explorer.search(image, name="snapshot", epoch=2)
+        return tsne, ranking, explorer.images(), explorer.point(0), colors, search
+
+    explorer = Explorer(Run(folder))
+    image = explorer.read_image("train", 0)
+    before = explorer.state()
+    old = answers(explorer)
+    write_live_snapshot(folder, epoch, seed=9, count=30)
+    stale = explorer.map(have=old[0]["version"])
+    assert stale["rows"] == list(range(30)) and stale["version"] != old[0]["version"]
+    new = answers(explorer)
+    assert len(new[2]["indices"]) == 30 and new[3]["snapshots"] != old[3]["snapshots"]
+    assert new == answers(Explorer(Run(folder)))
+    after = explorer.state()
+    assert after["version"] != before["version"]
+    for known in (0, 2):
+        assert after["snapshot_keys"][known] != before["snapshot_keys"][known]
+
+
+def test_a_new_snapshot_of_the_same_images_leaves_the_others_as_they_are(tmp_path):
+    folder = write_live_run(tmp_path / "run", write_arrays(tmp_path / "p.npz"))
+    explorer = Explorer(Run(folder))
+    before = explorer.state()["snapshot_keys"]
+    snapshot = explorer.run.snapshot(0)
+    write_live_snapshot(folder, 3)
+    after = explorer.state()["snapshot_keys"]
+    assert explorer.run.snapshot(0) is snapshot
+    assert {epoch: after[epoch] for epoch in before} == before and list(after) == [0, 2, 3]
+
+
 def test_a_map_that_fails_is_explained_and_not_tried_again(tmp_path):
     source = write_arrays(tmp_path / "p.npz", count=4, validation=4)
     explorer = Explorer(Run(write_live_run(tmp_path / "run", source, snapshot_images=4)))
