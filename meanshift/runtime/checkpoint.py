@@ -8,16 +8,21 @@ this, but describes the parts in a pickle, which can execute code.)
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from meanshift.runtime import checksum
+from meanshift.runtime.checksum import DamagedFile
 from meanshift.runtime.files import atomic_writer
 
-FORMAT = 2
+FORMAT = 3
 """version of the layout of all files that `write` writes and `read` accepts"""
+
+FORMAT_WITHOUT_CHECKSUM = 2
+"""the version before, which is read too"""
 
 
 class FormatError(ValueError):
@@ -25,8 +30,17 @@ class FormatError(ValueError):
 
 
 def check_format(path: Path, version: object, *, supported: int = FORMAT) -> None:
-    """Raise a `FormatError` that says what to do, unless a file has the supported format."""
+    """Raise a `FormatError` that says what to do, unless a file has the supported format.
+
+    Raises `DamagedFile` if it has no checksum and needs one.
+    """
+    if version == FORMAT_WITHOUT_CHECKSUM:
+        if path.suffix != ".safetensors":
+            checksum.verify_zip(path)
+        return
     if version == supported:
+        if checksum.recorded(path) is None:
+            raise DamagedFile(path, "its checksum is missing")
         return
     if isinstance(version, int) and version > supported:
         action = "install a newer meanshift"
@@ -35,14 +49,14 @@ def check_format(path: Path, version: object, *, supported: int = FORMAT) -> Non
     raise FormatError(f"{path}: has format {version}, this version reads {supported}; {action}")
 
 
-def save(folder: Path, state: dict[str, Any], *, keep_steps: int = 0) -> Path:
-    """Write the state of a step, then delete all but the last two and every `keep_steps`-th."""
+def save(folder: Path, state: dict[str, Any], *, kept: Collection[int] = ()) -> Path:
+    """Write the state of a step, then delete all but the last two and the `kept` steps."""
     path = folder / f"step-{state['step']:09d}.pt"
     write(path, {"format": FORMAT, **state})
     # Count only checkpoints up to this step: a damaged later file must not displace a good one.
     past = [other for other in _newest_first(folder) if _step(other) <= state["step"]]
     for old in past[2:]:
-        if not keep_steps or _step(old) % keep_steps:
+        if _step(old) not in kept:
             old.unlink()
     complete = {_step(other) for other in _newest_first(folder)}
     for part in folder.glob("step-*.part-*.pt"):  # also those of a failed save
@@ -51,23 +65,33 @@ def save(folder: Path, state: dict[str, Any], *, keep_steps: int = 0) -> Path:
     return path
 
 
-def save_part(folder: Path, step: int, index: int, count: int, part: dict[str, Any]) -> None:
-    """Write one of `count` parts of a step; `save` a state with `parts=count` after all of them."""
-    write(_part_path(folder, step, index, count), {"format": FORMAT, **part})
+def save_part(folder: Path, step: int, index: int, count: int, part: dict[str, Any]) -> str:
+    """Write one of `count` parts of a step and return its checksum.
+
+    After all of them, `save` a state whose `parts` are their checksums.
+    """
+    return write(_part_path(folder, step, index, count), {"format": FORMAT, **part})
 
 
 def parts(folder: Path, state: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the parts of a state, memory-mapped: only the tensors that are used are read."""
-    count = state.get("parts", 0)
-    for index in range(count):
-        yield read(_part_path(folder, state["step"], index, count), mmap=True)
+    expected = state.get("parts", [])
+    if isinstance(expected, int):  # of an earlier version, without checksums
+        expected = [None] * expected
+    for index, digits in enumerate(expected):
+        path = _part_path(folder, state["step"], index, len(expected))
+        part = read(path, mmap=True)
+        if digits is not None and checksum.recorded(path) != digits:
+            raise DamagedFile(path, "it belongs to another checkpoint")
+        yield part
 
 
-def write(path: Path, state: dict[str, Any]) -> None:
-    """Call `torch.save` so that the file appears complete or not at all."""
+def write(path: Path, state: dict[str, Any]) -> str:
+    """Call `torch.save` so that the file appears complete or not at all; return its checksum."""
     try:
         with atomic_writer(path) as file:
             torch.save(state, file)
+            return checksum.append(file)
     except (OSError, RuntimeError) as error:
         reason = error.__context__ or error  # the system's error says more than torch's
         raise OSError(
@@ -77,16 +101,30 @@ def write(path: Path, state: dict[str, Any]) -> None:
 
 
 def read(path: Path, *, mmap: bool = False) -> dict[str, Any]:
-    """Return the tensors and plain values of a file; no code in it is executed."""
+    """Return the tensors and plain values of a file; no code in it is executed.
+
+    All bytes are compared with the checksum, also of a file that is then memory-mapped.
+    """
     try:
+        checksum.verify(path)
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except DamagedFile:
+        raise
     except Exception as error:  # a truncated or third-party file fails in many ways
         reason = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0]
         raise ValueError(f"{path}: not a complete meanshift file ({reason})") from None
     if not isinstance(state, dict) or not isinstance(state.get("format"), int):
         raise ValueError(f"{path}: not a meanshift file (it has no format number)")
     check_format(path, state["format"])
+    check_name(path, state)
     return state
+
+
+def check_name(path: Path, state: Mapping[str, Any]) -> None:
+    """Raise `DamagedFile` unless a file contains the step or epoch that its name says."""
+    name = re.fullmatch(r"(step|epoch)-(\d+)", path.stem)
+    if name and state.get(name[1]) != int(name[2]):
+        raise DamagedFile(path, f"it contains {name[1]} {state.get(name[1])}")
 
 
 def latest(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
@@ -101,7 +139,7 @@ def latest(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
         try:
             state = read(path)
             for _ in parts(folder, state):
-                pass  # opening a part shows that it is complete
+                pass  # opening a part compares it with its checksum
             return state, errors
         except FormatError:
             raise

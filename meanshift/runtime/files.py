@@ -1,12 +1,15 @@
-"""Files that survive a kill: atomic writes, locks between processes, growing JSON-lines files."""
+"""Files that survive a kill: atomic writes, locks between runs, growing JSON-lines files."""
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
 import socket
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,7 +27,7 @@ def atomic_writer(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
     suffix = f".{os.getpid()}" if shared else ""
     temporary = path.with_name(f".{path.name}{suffix}.part")
     try:
-        with temporary.open("wb") as file:
+        with name_full_disk(path), temporary.open("w+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -39,19 +42,55 @@ def atomic_writer(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def name_full_disk(path: Path) -> Iterator[None]:
+    """Name the file that a full disk or quota keeps from being written; the system does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise OSError(
+            f"{path}: could not be written ({error}); make room and type the same command again"
+        ) from error
+
+
 def write_text(path: Path, content: str) -> None:
     """Write a text file completely or not at all."""
     with atomic_writer(path, shared=True) as file:
         file.write(content.encode())
 
 
+_locked: dict[tuple[int, Path], object] = {}
+"""locks by process and path: those of the system do not keep two calls in one process apart, and
+another lock would outlive a killed process in its loader workers"""
+
+
 @contextmanager
 def exclusive_lock(path: Path, activity: str, alternative: str) -> Iterator[None]:
-    """Lock a file until the context ends; refuse if another process has locked it.
+    """Lock a file until the context ends; refuse if it is locked.
 
     The system releases the lock when the process dies. `activity` and `alternative` complete the
-    error message. A file called .lock names the process that locks it.
+    error message. A file called .lock names the process that locks it. On a disk without locks
+    only this process is refused, and a warning says so.
     """
+    key = os.getpid(), path.resolve()
+    token = object()
+    # Before the file is opened: to close it a second time would release the lock.
+    if _locked.setdefault(key, token) is not token:
+        raise ValueError(
+            f"{path.parent}: this process already {activity}; "
+            f"wait until it ends, or choose {alternative}"
+        )
+    try:
+        with _system_lock(path, activity, alternative):
+            yield
+    finally:
+        del _locked[key]
+
+
+@contextmanager
+def _system_lock(path: Path, activity: str, alternative: str) -> Iterator[None]:
     names_owner = path.name == ".lock"
     with path.open("a+b") as file:
         if sys.platform != "win32":
@@ -64,6 +103,14 @@ def exclusive_lock(path: Path, activity: str, alternative: str) -> Iterator[None
                     f"{path.parent}: {owner or 'another process'} {activity}; "
                     f"wait until it ends, or choose {alternative}"
                 ) from None
+            except OSError as error:
+                if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                    raise
+                warnings.warn(
+                    f"{path.parent}: this disk has no locks ({error.strerror}), so a second "
+                    f"process in this directory is not noticed; start none",
+                    stacklevel=2,
+                )
         if names_owner:
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
@@ -73,6 +120,28 @@ def exclusive_lock(path: Path, activity: str, alternative: str) -> Iterator[None
         finally:
             if names_owner:
                 file.truncate(0)
+
+
+def parse_lines(path: Path, lines: Iterable[bytes], *, first: int = 1) -> list[dict[str, Any]]:
+    """The records of a JSON-lines file; an error names the line, `first` being the first number."""
+    records = []
+    for number, line in enumerate(lines, first):
+        try:
+            record = json.loads(line, parse_float=_finite, parse_int=_finite)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+            raise ValueError(f"{path}: line {number} is damaged ({line[:60]!r}); delete this line")
+        records.append(record)
+    return records
+
+
+def _finite(text: str) -> float | int:
+    """A number of a JSON file that a float can hold; NaN and Infinity are words and pass."""
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:20]} is too large")
+    return int(text) if text.lstrip("-").isdigit() else value
 
 
 class JSONLTail:
@@ -99,7 +168,8 @@ class JSONLTail:
                 file.seek(0)
             lines, newline, _ = file.read().rpartition(b"\n")  # the last line may be incomplete
         added = lines + newline
-        self.records += [json.loads(line) for line in lines.splitlines()]
+        first = len(self.records) + 1
+        self.records += parse_lines(self.path, added.split(b"\n")[:-1], first=first)
         self._offset += len(added)
         self._last_bytes = (self._last_bytes + added)[-256:]
         return self.records

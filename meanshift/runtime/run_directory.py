@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from meanshift.config import Config, differences, resume_safe
-from meanshift.runtime.files import exclusive_lock, write_text
+from meanshift.runtime.files import exclusive_lock, name_full_disk, parse_lines, write_text
 
 
 class RunDirectory:
@@ -51,6 +51,15 @@ class RunDirectory:
     def config(self) -> Config:
         """The settings of the run."""
         return _read_config(self.folder / "config.json")
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Versions, machine and command of the last session, and those of earlier ones."""
+        path = self.folder / "environment.json"
+        try:
+            return dict(json.loads(path.read_bytes())) if path.exists() else {}
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path}: damaged ({error}); move it away to go on") from None
 
     @property
     def has_checkpoints(self) -> bool:
@@ -88,25 +97,22 @@ class RunDirectory:
         if not self.writes:  # another process may be writing these files right now
             return self
         self.check_compatible(config)
+        previous = self.environment
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(self.folder / "config.json", config.to_json())
         for subfolder in (self.checkpoints, self.snapshots, self.results):
             subfolder.mkdir(exist_ok=True)
-        path = self.folder / "environment.json"
-        earlier: list[dict[str, Any]] = []
-        if path.exists():
-            previous = json.loads(path.read_text())
-            earlier = [*previous.pop("earlier"), previous]
-        write_text(
-            path, json.dumps({**environment(), **extra, "earlier": earlier}, indent=2) + "\n"
-        )
+        earlier = [*previous.pop("earlier", []), previous] if previous else []
+        present = {**environment(), **extra, "earlier": earlier}
+        write_text(self.folder / "environment.json", json.dumps(present, indent=2) + "\n")
         return self
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """Append a record to a JSON-lines file."""
         if not self.writes:
             return
-        with (self.folder / name).open("a") as file:
+        path = self.folder / name
+        with name_full_disk(path), path.open("a") as file:
             file.write(json.dumps(record) + "\n")
 
     def warn(self, step: int, kind: str, message: str, **details: str) -> None:
@@ -115,16 +121,16 @@ class RunDirectory:
 
     def flush(self) -> None:
         """Force metrics and warnings to the disk, so that no checkpoint is newer than they are."""
-        for name in ("metrics.jsonl", "warnings.jsonl"):
-            if self.writes and (self.folder / name).exists():
-                with (self.folder / name).open("rb") as file:
+        for path in (self.folder / "metrics.jsonl", self.folder / "warnings.jsonl"):
+            if self.writes and path.exists():
+                with name_full_disk(path), path.open("rb") as file:
                     os.fsync(file.fileno())
 
     def read(self, name: str) -> list[dict[str, Any]]:
         """Return the records of a JSON-lines file, without a last line that a kill cut off."""
         path = self.folder / name
-        lines = path.read_text().split("\n") if path.exists() else []
-        return [json.loads(line) for line in lines[:-1]]
+        lines = path.read_bytes().split(b"\n") if path.exists() else []
+        return parse_lines(path, lines[:-1])
 
     def rewind(self, step: int) -> None:
         """Delete the records after the step from which a killed run continues."""
@@ -143,6 +149,8 @@ class RunDirectory:
 
     def _check_settings(self, existing: Config, config: Config) -> None:
         safe = resume_safe(config)
+        if config.train.epochs > existing.train.epochs:  # which extends a run that is finished
+            safe |= {"train.epochs"}
         changes = [
             f"  {name}: {before!r} there, {now!r} now"
             for name, (before, now) in differences(existing, config).items()
@@ -152,7 +160,8 @@ class RunDirectory:
             lines = "\n".join(changes)
             raise ValueError(
                 f"{self.folder}: contains a run with other settings:\n{lines}\n"
-                f"continue it with its own settings, or choose another --out"
+                f"continue it with its own settings, or choose another --out, with "
+                f"--encoder.weights {self.folder} to start from its weights"
             )
 
 
@@ -187,14 +196,16 @@ def _read_config(path: Path) -> Config:
 
 
 def _commit() -> str | None:
-    """Return the commit of the program itself, if it runs from a checkout."""
+    """Return the commit of the program itself, if it runs from a checkout of its own."""
     git = shutil.which("git")
     if git is None:
         return None
+    # Another repository, in which the package is installed or copied, has no such file.
+    own_file = "/".join(Path(__file__).parts[-3:])
     completed = subprocess.run(
-        [git, "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
+        [git, "-C", str(Path(__file__).parent), "rev-parse", "HEAD", f"HEAD:{own_file}"],
         capture_output=True,
         text=True,
         check=False,
     )
-    return completed.stdout.strip() or None
+    return completed.stdout.split()[0] if completed.returncode == 0 else None

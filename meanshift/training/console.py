@@ -10,8 +10,8 @@ from tqdm import tqdm
 
 from meanshift.training.optim import Schedule
 
-SHOWN = ("loss", "purity", "1-NN", "20-NN")
-"""metrics that are shown; all of them are in metrics.jsonl"""
+SHOWN = ("loss", "purity")
+"""metrics of training that are shown; all of them are in metrics.jsonl"""
 
 
 class Console:
@@ -19,6 +19,7 @@ class Console:
 
     def __init__(self, schedule: Schedule, batch_size: int, *, shown: bool = True) -> None:
         self.total_steps = schedule.total
+        self.steps_per_epoch = schedule.steps_per_epoch
         self.epochs = schedule.config.train.epochs
         self.batch_size = batch_size
         self.silent = not shown  # of several processes one prints
@@ -40,7 +41,8 @@ class Console:
             unit_scale=True,
             disable=self.silent or not sys.stderr.isatty(),
             dynamic_ncols=True,
-            desc="pretrain",
+            desc=self._describe_step(),
+            bar_format="{desc} |{bar}| {rate_fmt}, {remaining} left",
         )
         if 0 < step < self.total_steps:
             self.print(f"continues after step {step} of {self.total_steps}")
@@ -59,13 +61,17 @@ class Console:
     def advance(self) -> None:
         """Count one step."""
         self.step += 1
+        self.bar.set_description_str(self._describe_step(), refresh=False)
         self.bar.update(self.batch_size)
 
     def show(self, metrics: dict[str, Any]) -> None:
-        """Update the metrics beside the bar, or those of the next line."""
+        """Update the loss beside the bar, or the metrics of the next line."""
         self.metrics |= {name: metrics[name] for name in SHOWN if name in metrics}
-        texts = {name: f"{value:.3f}" for name, value in self.metrics.items()}
-        self.bar.set_postfix(texts, refresh=False)
+
+    def _describe_step(self) -> str:
+        epoch = max(0, self.step - 1) // self.steps_per_epoch + 1
+        loss = f" loss {self.metrics['loss']:.3f}" if self.metrics else ""
+        return f"epoch {epoch}/{self.epochs} step {self.step}/{self.total_steps}{loss}"
 
     def speed(self) -> dict[str, float]:
         """Images per second since the last call; these are the only metrics that vary by run."""
@@ -79,16 +85,16 @@ class Console:
             "seconds": round(now - self.start_time, 2),
         }
 
-    def end_epoch(self, epoch: int) -> None:
-        """Print the line of an epoch if there is no bar."""
-        if not self.bar.disable:
-            return
-        seconds = time.perf_counter() - self.start_time
+    def end_epoch(self, epoch: int, evaluated: dict[str, Any]) -> None:
+        """Print the line of an epoch; beside a bar only if its weights were evaluated."""
+        parts = [f"epoch {epoch}/{self.epochs}"]
+        if self.bar.disable:
+            parts += [f"{name} {value:.3f}" for name, value in self.metrics.items()]
+        parts += [f"{name} {value:.1f}" for name, value in evaluated.items()]
         steps = self.step - self.first_step
-        images_per_second = steps * self.batch_size / seconds
-        remaining = tqdm.format_interval(seconds / steps * (self.total_steps - self.step))
-        metrics = "  ".join(f"{name} {value:.3f}" for name, value in self.metrics.items())
-        self.print(
-            f"epoch {epoch}/{self.epochs}  {metrics}  "
-            f"{images_per_second:.0f} images/s  {remaining} left"
-        )
+        if self.bar.disable and steps:
+            seconds = time.perf_counter() - self.start_time
+            remaining = tqdm.format_interval(seconds / steps * (self.total_steps - self.step))
+            parts += [f"{steps * self.batch_size / seconds:.0f} images/s", f"{remaining} left"]
+        if len(parts) > 1:
+            self.print("  ".join(parts))

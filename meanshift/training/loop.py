@@ -11,11 +11,13 @@ import torch
 
 from meanshift.config import Config
 from meanshift.methods import Batch
+from meanshift.methods.finite import first_with_nan
 from meanshift.models.features import evaluation_batches
 from meanshift.ops import collapse
 from meanshift.runtime import distributed, rng, signals
 from meanshift.runtime.device import autocast, pick_device
 from meanshift.runtime.errors import SharedError
+from meanshift.runtime.output import survive_closed_output
 from meanshift.training.session import MakeMonitor, Session, open_session
 from meanshift.training.snapshot import snapshot_epochs, take_snapshot
 from meanshift.training.step import TrainStep
@@ -31,6 +33,7 @@ def pretrain(config: Config, out: Path | str, *, make_monitor: MakeMonitor | Non
     """
     device = distributed.local_device(pick_device(config.train.device))
     with (
+        survive_closed_output(),
         distributed.process_group(device, timeout=config.train.timeout),
         open_session(config, Path(out), device, make_monitor) as session,
     ):
@@ -54,7 +57,7 @@ def train(session: Session) -> None:
             with autocast(session.device, session.precision):  # as in a step
                 session.method.begin_session(lambda: announced_pass(session))
         if state.step == 0:
-            observe(session, 0, evaluate=settings.monitor_every > 0)
+            console.end_epoch(0, observe(session, 0, evaluate=settings.monitor_every > 0))
         save_pending = False
         for images in batches:
             now = schedule.progress(images.step)
@@ -80,12 +83,14 @@ def train(session: Session) -> None:
             if epoch_ends or state.step % settings.log_every == 0:
                 log_metrics(session, epoch, scheduled)
             if epoch_ends:
-                observe(session, epoch, evaluate=schedule.is_due(epoch, settings.monitor_every))
-                console.end_epoch(epoch)
+                check_weights(session)
+                evaluate = schedule.is_due(epoch, settings.monitor_every)
+                console.end_epoch(epoch, observe(session, epoch, evaluate=evaluate))
             keep = epoch_ends and schedule.is_due(epoch, settings.keep_every)
             save_pending |= keep or stop_signal > 0 or schedule.save_due(state.step)
             # Gradients are not saved: a checkpoint waits until they have become an update.
             if save_pending and schedule.updates_after(now.step):
+                check_weights(session)
                 session.save()
                 save_pending = False
                 if stop_signal and state.step < schedule.total:
@@ -94,8 +99,11 @@ def train(session: Session) -> None:
         console.print(state.bad_files.summary())
 
 
-def observe(session: Session, epoch: int, *, evaluate: bool) -> None:
-    """Evaluate the present weights with the monitor, and take a snapshot if one is due."""
+def observe(session: Session, epoch: int, *, evaluate: bool) -> dict[str, float]:
+    """Evaluate the present weights with the monitor, and take a snapshot if one is due.
+
+    Returns the metrics of the monitor, none if they were not evaluated.
+    """
     # Batch norm has statistics of its own in each process; those of the first one count.
     local = tuple(f"{name}." for name in session.method.process_local())
     distributed.broadcast(
@@ -105,12 +113,13 @@ def observe(session: Session, epoch: int, *, evaluate: bool) -> None:
     snapshot_due = epoch in snapshot_epochs(train_settings.epochs, train_settings.snapshots)
     if epoch > 0 and (evaluate or snapshot_due or epoch == train_settings.epochs):
         session.fit_output()
+    metrics: dict[str, float] = {}
     if evaluate and session.monitor is not None:
         metrics = session.monitor(session.backbone)
         session.log("monitor", epoch, metrics)
-        session.console.show(metrics)
     if snapshot_due:
         session.log("snapshot", epoch, take_snapshot(session, epoch))
+    return metrics
 
 
 def log_metrics(session: Session, epoch: int, scheduled: dict[str, float | int]) -> None:
@@ -139,12 +148,24 @@ def log_metrics(session: Session, epoch: int, scheduled: dict[str, float | int])
         session.warn("collapse", warning)
 
 
+def check_weights(session: Session) -> None:
+    """Stop before weights with NaN are evaluated or saved; the last checkpoint is without."""
+    name = first_with_nan(session.method)
+    (found,) = distributed.all_max(int(name is not None))
+    if found:
+        raise SharedError(
+            f"NaN in {name or 'the weights'} after step {session.state.step} and the run cannot "
+            f"continue; start another one with an --optim.lr below {session.config.optim.lr:g}"
+        )
+
+
 def report_bad_files(session: Session, found: list[tuple[str, str]]) -> None:
     """Report images that could not be read, once each; too many end the run."""
     bad_files = session.state.bad_files
-    for title, reason in bad_files.add(distributed.all_gather_list(found)):
-        message = f"{title} cannot be read ({reason}); replaced by another image"
+    new = bad_files.add(distributed.all_gather_list(found))
+    for message in bad_files.messages(new):
         session.console.print(f"warning: {message}")
+    for title, reason in new:
         session.run_directory.warn(session.state.step, "bad image", reason, file=title)
     bad_files.check()
 

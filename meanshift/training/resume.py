@@ -30,12 +30,15 @@ class TrainState:
     embeddings: EmbeddingWindow = field(default_factory=EmbeddingWindow)
     step: int = 0
     """steps taken so far"""
+    kept: list[int] = field(default_factory=list)
+    """steps whose checkpoints stay, whatever `train.keep_every` a later session has"""
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors; all processes call it together."""
         not_saved = self.method.not_saved()
         return {
             "step": self.step,
+            "kept": self.kept,
             "method": {
                 name: value
                 for name, value in self.method.state_dict().items()
@@ -51,6 +54,7 @@ class TrainState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore everything but what is not saved, and memory banks that are saved in parts."""
         self.step = state["step"]
+        self.kept = state.get("kept", [])  # none in checkpoints of an earlier version
         self._load_method(state["method"], in_parts="parts" in state)
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
@@ -72,9 +76,7 @@ class TrainState:
             )
 
 
-def save(
-    run_directory: RunDirectory, state: TrainState, about: dict[str, Any], *, keep_steps: int = 0
-) -> None:
+def save(run_directory: RunDirectory, state: TrainState, about: dict[str, Any]) -> None:
     """Write a checkpoint; of a sharded memory bank each process writes its own part."""
     values = {**state.state_dict(), **about}
     sharded = {name: bank for name, bank in state.method.process_local().items() if bank.sharded}
@@ -82,14 +84,14 @@ def save(
         world = distributed.world_size()
         parts = {name: bank.shard_state() for name, bank in sharded.items()}
         with distributed.fail_together():  # all parts exist before the file that needs them
-            checkpoint.save_part(
+            part_checksum = checkpoint.save_part(
                 run_directory.checkpoints, state.step, distributed.rank(), world, parts
             )
         in_parts = _part_names(sharded)
         values["method"] = {n: v for n, v in values["method"].items() if n not in in_parts}
-        values["parts"] = world
+        values["parts"] = distributed.all_gather_list([part_checksum])
     if run_directory.writes:
-        checkpoint.save(run_directory.checkpoints, values, keep_steps=keep_steps)
+        checkpoint.save(run_directory.checkpoints, values, kept=state.kept)
 
 
 def load(run_directory: RunDirectory, state: TrainState, values: dict[str, Any]) -> None:
@@ -124,6 +126,27 @@ def check_same_images(run_directory: RunDirectory, before: str, now: str, size: 
             f"{run_directory.folder}: was trained on other images than the {size} that are there "
             f"now (fingerprint {before}, now {now}); restore them or choose another --out"
         )
+
+
+def extended_from(
+    run_directory: RunDirectory, values: dict[str, Any], epochs: int, steps_per_epoch: int
+) -> int | None:
+    """The epochs after which a run was finished that is now extended; None if it is not.
+
+    Refuses to extend a run that is not finished, unless it was extended before: its newest
+    checkpoints may be damaged.
+    """
+    before: int = values["config"]["train"]["epochs"]
+    if before == epochs:
+        return None
+    finished = values["step"] >= before * steps_per_epoch
+    if not finished and run_directory.config.train.epochs != epochs:
+        raise ValueError(
+            f"{run_directory.folder}: has trained {values['step'] // steps_per_epoch} of {before} "
+            f"epochs, so that its schedules depend on them; finish it with --train.epochs {before} "
+            f"before you extend it"
+        )
+    return before
 
 
 def describe_change(before: dict[str, Any], now: dict[str, Any]) -> str:

@@ -133,7 +133,14 @@ class Session:
             "machine": self.machine,
         }
         keep_steps = self.config.train.keep_every * self.schedule.steps_per_epoch
-        resume.save(self.run_directory, self.state, about, keep_steps=keep_steps)
+        if keep_steps and self.state.step % keep_steps == 0:
+            self.keep()
+        resume.save(self.run_directory, self.state, about)
+
+    def keep(self) -> None:
+        """Never delete the checkpoint of the present step."""
+        if self.state.step not in self.state.kept:
+            self.state.kept.append(self.state.step)
 
 
 @contextmanager
@@ -149,7 +156,7 @@ def open_session(
     with ExitStack() as stack:
         with distributed.fail_together():
             stack.enter_context(run_directory.lock())
-        values, unreadable = _latest_checkpoint(session)
+        values, unreadable, finished_epochs = _latest_checkpoint(session)
         if values is None:
             session.fit_output()
         with distributed.fail_together():
@@ -174,6 +181,9 @@ def open_session(
         del values  # as large as what was restored from it
         warnings = run_directory.read("warnings.jsonl")
         session.collapsed = any(warning["kind"] == "collapse" for warning in warnings)
+        if finished_epochs is not None:
+            session.keep()
+            _report_extension(session, finished_epochs, warnings)
         yield session
 
 
@@ -267,18 +277,25 @@ def _local_names(method: Method) -> tuple[str, ...]:
     return tuple(f"{name}." for name in method.process_local())
 
 
-def _latest_checkpoint(session: Session) -> tuple[dict[str, Any] | None, list[str]]:
-    """The newest checkpoint that can be read, and errors about newer ones."""
+def _latest_checkpoint(
+    session: Session,
+) -> tuple[dict[str, Any] | None, list[str], int | None]:
+    """The newest checkpoint that can be read, errors about newer ones, and the epochs of a
+    finished run that is extended."""
     run_directory = session.run_directory
+    finished_epochs = None
     with distributed.fail_together():
         values, unreadable = checkpoint.latest(run_directory.checkpoints)
         if values is not None:
             resume.check_same_images(
                 run_directory, values["source"], session.fingerprint, len(session.source)
             )
+            finished_epochs = resume.extended_from(
+                run_directory, values, session.config.train.epochs, session.schedule.steps_per_epoch
+            )
     step = -1 if values is None else values["step"]
     resume.check_same_in_all(run_directory, "checkpoints", step)
-    return values, unreadable
+    return values, unreadable, finished_epochs
 
 
 def _about(session: Session) -> dict[str, Any]:
@@ -316,6 +333,21 @@ def _report_other_machine(session: Session, values: dict[str, Any] | None) -> No
         return
     if values["machine"] != session.machine:
         session.warn("machine", resume.describe_change(values["machine"], session.machine))
+
+
+def _report_extension(
+    session: Session, finished_epochs: int, warnings: list[dict[str, Any]]
+) -> None:
+    """Mark that a finished run goes on: its schedules are not those of one run."""
+    step = session.state.step
+    if any(w["kind"] == "extended" and w["step"] == step for w in warnings):
+        return  # it was killed since, before it saved a step
+    epochs = session.config.train.epochs
+    session.warn(
+        "extended",
+        f"extended from {finished_epochs} to {epochs} epochs: after step {step} the learning rate "
+        f"and other schedules are those of a run of {epochs} epochs",
+    )
 
 
 def _check_batch_size(batch_size: int) -> None:

@@ -62,7 +62,11 @@ def take_snapshot(session: Session, epoch: int) -> dict[str, float]:
             session.config.views, _labeled_batches(session, indices, epoch)
         )
     if earlier:
-        before = checkpoint.read(earlier[-1])
+        try:
+            before = checkpoint.read(earlier[-1])
+        except ValueError as error:  # its metric is missing, but the run goes on
+            session.warn("snapshot", str(error))
+            return metrics
         if torch.equal(before["indices"], indices):
             metrics["neighbors_kept"] = collapse.neighbor_stability(
                 _neighbors(before["features"]), _neighbors(features)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from meanshift.data import loader
 from meanshift.methods import Batch, Method, Progress, StepOutput
+from meanshift.methods.finite import DivergedError
 from meanshift.models.encoder import memory_format
 from meanshift.runtime import distributed, rng
 from meanshift.runtime.device import autocast
@@ -52,7 +54,7 @@ class TrainStep:
         batch = self._augment(images)
         session.method.before_forward(now)
         with self._no_sync(updates):
-            with autocast(session.device, session.precision):
+            with autocast(session.device, session.precision), self._explain_divergence(now.step):
                 output: StepOutput = self.module(batch)
             loss = output.loss * self._loss_scale(batch, now.step)
             session.state.scaler.scale(loss).backward()
@@ -114,6 +116,17 @@ class TrainStep:
         """
         part = len(batch.ids) * distributed.world_size() / self.session.config.train.batch_size
         return part / self.session.schedule.update_size(step)
+
+    @contextmanager
+    def _explain_divergence(self, step: int) -> Iterator[None]:
+        """Add the step, and what to type, to the error of a network that has diverged."""
+        try:
+            yield
+        except DivergedError as error:
+            raise ValueError(
+                f"{error}. This is step {step + 1} and the run cannot continue; start another one "
+                f"with an --optim.lr below {self.session.config.optim.lr:g}"
+            ) from error
 
     def _no_sync(self, updates: bool) -> AbstractContextManager[Any]:
         """Without an update the gradients of the processes need not be averaged yet."""

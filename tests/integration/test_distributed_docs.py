@@ -107,7 +107,7 @@ def test_the_slurm_job_is_requeued_when_its_time_is_up_and_continues(images, slu
     assert job.returncode == 75, errors
     assert requests.read_text() == f"requeue {os.getpid()}\n"
     state, _ = checkpoint.latest(run / "checkpoints")
-    assert state["step"] == logged_steps(run)[-1] < 240 and state["parts"] == 2
+    assert state["step"] == logged_steps(run)[-1] < 240 and len(state["parts"]) == 2
     second = subprocess.run(
         command, env=slurm, capture_output=True, text=True, check=False, timeout=120
     )
@@ -140,4 +140,4 @@ def test_the_pods_of_the_kubernetes_job_train_together(images, tmp_path):
     outputs = [pod.communicate(timeout=150) for pod in pods]
     assert [pod.returncode for pod in pods] == [0, 0], outputs
     assert logged_steps(run) == list(range(1, 13))
-    assert checkpoint.latest(run / "checkpoints")[0]["parts"] == 2
+    assert len(checkpoint.latest(run / "checkpoints")[0]["parts"]) == 2

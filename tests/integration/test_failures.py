@@ -26,6 +26,7 @@ from meanshift.training.session import build_method
 from tests.support.exact import assert_same
 from tests.support.forked import in_processes
 from tests.support.processes import (
+    DEADLINE,
     limit_file_size,
     make_photos,
     outcome,
@@ -280,6 +281,22 @@ def test_sigterm_to_all_twice_within_a_second_still_saves(command, halfway, tmp_
     assert codes == [signals.REQUEUE] * 2, group.output
     assert before < step_of(out) < 20
     assert f"stopped and saved at step {step_of(out)};" in group.output_of(0)
+
+
+def test_sigterm_while_a_process_waits_for_another_one_asks_for_a_requeue(command, tmp_path):
+    rendezvous = distributed.rendezvous
+
+    def wait(*arguments, **options):
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+        return rendezvous(*arguments, **options)
+
+    def before():
+        signals.GRACE = 0.1
+        distributed.rendezvous = wait
+
+    before = {0: before, 1: lambda: time.sleep(DEADLINE)}  # the second one never comes
+    with start_processes(2, command(tmp_path / "run"), tmp_path, before=before) as group:
+        assert group.wait(0) == [signals.REQUEUE], group.output
 
 
 @pytest.mark.slow

@@ -13,10 +13,12 @@ from meanshift.evaluation import knn
 from meanshift.evaluation.context import EvaluationContext
 from meanshift.evaluation.knn import knn_accuracy
 from meanshift.models.weights import load_weights
+from meanshift.runtime.device import autocast
 from tests.support.processes import read_lines, run_processes
 
 
-def test_a_loop_of_ten_lines_learns_from_vectors():
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_a_loop_of_ten_lines_learns_from_vectors(precision):
     """Six classes that differ in 8 of 40 values; the other 32 are noise, new in each view."""
     torch.manual_seed(0)
     labels = torch.arange(1200) % 6
@@ -38,7 +40,8 @@ def test_a_loop_of_ten_lines_learns_from_vectors():
     before = accuracy()
     for _ in range(150):
         chosen = torch.randperm(1200)[:128]
-        loss = method(view()[chosen], view()[chosen]).loss
+        with autocast(torch.device("cpu"), precision):
+            loss = method(view()[chosen], view()[chosen]).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -72,15 +75,21 @@ def configure(source, **more):
 
 
 @pytest.mark.parametrize(
-    ("whiten", "batch_size"), [(False, 25), pytest.param(True, 16, marks=pytest.mark.slow)]
+    ("whiten", "batch_size", "precision"),
+    [
+        (False, 25, "float32"),
+        pytest.param(True, 16, "float32", marks=pytest.mark.slow),
+        pytest.param(True, 16, "bfloat16", marks=pytest.mark.slow),
+    ],
 )
 def test_the_loop_learns_to_predict_and_the_same_view_is_reported_as_a_collapse(
-    stripes, tmp_path, capfd, whiten, batch_size
+    stripes, tmp_path, capfd, whiten, batch_size, precision
 ):
     settings = {
         "method.same_view": True,
         "method.whiten": whiten,
         "train.batch_size": batch_size,
+        "train.precision": precision,
         "train.epochs": 200 * batch_size // 800,
     }
     run = pretrain(configure(stripes, **settings), tmp_path / "run")

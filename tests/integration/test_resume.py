@@ -1,13 +1,16 @@
 """Exactness by real kills: an interrupted run ends in the bits of one that was not interrupted."""
 
+import multiprocessing
 import os
 import random
 import shutil
 import signal
+import time
 
 import pytest
 
-from meanshift.runtime import signals
+from meanshift.runtime import checkpoint, signals
+from meanshift.training import loop
 from meanshift.training.step import TrainStep
 from tests.support.exact import assert_same
 from tests.support.processes import (
@@ -44,20 +47,34 @@ def finish(command, out, **how):
     return group.output
 
 
-def kill_in(*steps):
-    """Makes a process kill itself in the first of these steps that it reaches."""
+def in_step(steps, act):
+    """Makes a process do something in each of these steps that it reaches."""
 
     def patch():
         step = TrainStep.__call__
 
-        def killed(self, images, now):
+        def changed(self, images, now):
             if now.step in steps:
-                os.kill(os.getpid(), signal.SIGKILL)
+                act()
             return step(self, images, now)
 
-        TrainStep.__call__ = killed
+        TrainStep.__call__ = changed
 
     return patch
+
+
+def kill_in(*steps):
+    """Makes a process kill itself in the first of these steps that it reaches."""
+    return in_step(steps, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def close_output():
+    """Let standard output and error be pipes that nobody reads."""
+    reader, writer = os.pipe()
+    os.dup2(writer, 1)
+    os.dup2(writer, 2)
+    os.close(reader)
+    os.close(writer)
 
 
 def interrupt(command, out, step):
@@ -144,6 +161,64 @@ def test_sigterm_saves_and_says_how_to_continue(command, expected, tmp_path):
     assert "Traceback" not in output
     finish(command(out), out)
     assert_same(outcome(out), expected)
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, signals.REQUEUE), (signal.SIGHUP, 129)],
+)
+def test_a_signal_saves_the_run_also_if_nobody_reads_its_output(
+    command, tmp_path, number, code, workers
+):
+    """As Ctrl-C with `2>&1 | tee log` does, which ends `tee` too; or a closed terminal."""
+    out = tmp_path / "run"
+
+    def before():
+        close_output()
+        in_step([6], lambda: os.killpg(os.getpid(), number))()
+
+    arguments = command(out, data__workers=workers)
+    codes, _ = run_processes(1, arguments, tmp_path / "stopped", before={0: before})
+    assert codes == [code]
+    state, unreadable = checkpoint.latest(out / "checkpoints")
+    assert state["step"] == 7 and not unreadable
+
+
+def test_a_run_whose_output_nobody_reads_is_finished(command, expected, tmp_path):
+    out = tmp_path / "run"
+    finish(command(out), out, before={0: close_output})
+    assert_same(outcome(out), expected)
+
+
+def test_sigterm_before_the_first_step_asks_for_a_requeue(command, tmp_path):
+    def before():
+        loop.open_session = lambda *_: os.kill(os.getpid(), signal.SIGTERM) or time.sleep(60)
+
+    out = tmp_path / "run"
+    codes, group = run_processes(1, command(out), tmp_path / "stopped", before={0: before})
+    assert codes == [signals.REQUEUE], group.output
+    assert "stopped; the same command continues" in group.output
+    assert "Traceback" not in group.output and not out.exists()
+
+
+def test_a_killed_loader_worker_is_reported_with_what_to_do(command, expected, tmp_path):
+    """The system kills a worker when the memory is full."""
+
+    def kill_workers():
+        for worker in multiprocessing.active_children():
+            os.kill(worker.pid, signal.SIGKILL)
+        time.sleep(10)  # ended by the error, which is raised wherever the program is
+
+    out = tmp_path / "run"
+    arguments = command(out, data__workers=1)
+    killed = {0: in_step([5], kill_workers)}
+    codes, group = run_processes(1, arguments, tmp_path / "killed", before=killed)
+    assert codes == [2] and "Traceback" not in group.output, group.output
+    assert "DataLoader worker" in group.output and "the memory is full" in group.output
+    assert "type the same command again" in group.output
+    finish(arguments, out)
+    assert_same(outcome(out), expected, unless=WORKERS)
 
 
 def test_sigterm_to_the_whole_group_ends_the_workers_too(command, expected, tmp_path):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from meanshift.runtime import checkpoint
+from meanshift.runtime.checksum import DamagedFile
 
 
 class Trap:
@@ -105,9 +106,9 @@ def test_the_last_two_are_kept(tmp_path):
     assert steps(tmp_path) == [4, 5]
 
 
-def test_every_nth_is_kept_too(tmp_path):
+def test_the_steps_that_are_kept_stay(tmp_path):
     for step in range(1, 12):
-        checkpoint.save(tmp_path, state(step), keep_steps=4)
+        checkpoint.save(tmp_path, state(step), kept=[4, 8])
     assert steps(tmp_path) == [4, 8, 10, 11]
 
 
@@ -180,7 +181,7 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path, content):
 
 
 NEWER = checkpoint.FORMAT + 1
-OLDER = checkpoint.FORMAT - 1
+OLDER = checkpoint.FORMAT_WITHOUT_CHECKSUM - 1
 ACTIONS = [(NEWER, "install a newer meanshift"), (OLDER, "install the version that wrote it")]
 
 
@@ -204,23 +205,129 @@ def test_the_latest_of_another_format_is_not_skipped(tmp_path, version, action):
     assert steps(tmp_path) == [1, 2]
 
 
+# Damage
+
+
+def flip(path, place, count=1):
+    """Change bytes from a place on: a fraction of the file."""
+    content = bytearray(path.read_bytes())
+    start = min(int(place * len(content)), len(content) - count)
+    for index in range(start, start + count):
+        content[index] ^= 0xFF
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("place", [0, 0.1, 0.5, 0.9, 1])
+def test_changed_bytes_are_damage_and_the_checkpoint_before_is_used(tmp_path, place):
+    checkpoint.save(tmp_path, state(1))
+    newest = checkpoint.save(tmp_path, state(2, bank=torch.zeros(10_000)))
+    flip(newest, place)
+    with pytest.raises(DamagedFile, match=r"step-000000002\.pt: damaged .*restore it from a copy"):
+        checkpoint.read(newest)
+    used, errors = checkpoint.latest(tmp_path)
+    assert used is not None
+    assert used["step"] == 1
+    assert "step-000000002.pt: damaged" in errors[0]
+
+
+@pytest.mark.parametrize("lost", [1, 8, 24])
+def test_a_file_that_lost_its_checksum_is_damaged(tmp_path, lost):
+    path = checkpoint.save(tmp_path, state(1, bank=torch.zeros(40_000)))
+    truncate(path, path.stat().st_size - lost)
+    with pytest.raises(DamagedFile, match=r"damaged .*checksum"):
+        checkpoint.read(path)
+
+
+@pytest.mark.parametrize("name", ["step", "epoch"])
+def test_a_file_under_the_name_of_another_is_damaged(tmp_path, name):
+    for number in (3, 4):
+        values = {"format": checkpoint.FORMAT, name: number}
+        checkpoint.write(tmp_path / f"{name}-{number:04d}.pt", values)
+    (tmp_path / f"{name}-0003.pt").replace(tmp_path / f"{name}-0004.pt")
+    with pytest.raises(DamagedFile, match=f"it contains {name} 3"):
+        checkpoint.read(tmp_path / f"{name}-0004.pt")
+
+
+def write_without_checksum(path, values):
+    torch.save({"format": checkpoint.FORMAT_WITHOUT_CHECKSUM, **values}, path)
+
+
+def test_files_of_the_format_without_checksums_are_compared_with_those_of_zip(tmp_path):
+    path = tmp_path / "step-000000001.pt"
+    write_without_checksum(path, state(1, bank=torch.arange(10_000.0)))
+    assert checkpoint.read(path)["bank"][-1] == 9999
+    flip(path, 0.5, count=64)
+    assert torch.load(path, weights_only=True)["bank"].shape == (10_000,)  # torch does not notice
+    with pytest.raises(DamagedFile, match="differs from its checksum"):
+        checkpoint.read(path)
+
+
+def save_in_parts(folder, step, count=2, *, fill=0.0):
+    checksums = [
+        checkpoint.save_part(folder, step, index, count, {"rows": torch.full((9,), fill + index)})
+        for index in range(count)
+    ]
+    checkpoint.save(folder, state(step, parts=checksums))
+
+
+def swap(one, other):
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+
+
+def test_swapped_parts_are_damage(tmp_path):
+    save_in_parts(tmp_path, 1)
+    save_in_parts(tmp_path, 2, fill=5.0)
+    first, second = sorted(tmp_path.glob("step-000000002.part-*"))
+    swap(first, second)
+    used, (error,) = checkpoint.latest(tmp_path)
+    assert used is not None
+    assert used["step"] == 1
+    assert f"{first}: damaged (it belongs to another checkpoint)" in error
+    swap(first, second)
+    assert checkpoint.latest(tmp_path)[1] == []
+    swap(first, tmp_path / "step-000000001.part-0000-of-0002.pt")  # of another step
+    with pytest.raises(ValueError, match="none of its checkpoints can be read"):
+        checkpoint.latest(tmp_path)
+
+
+def test_a_damaged_part_is_named(tmp_path):
+    save_in_parts(tmp_path, 1)
+    save_in_parts(tmp_path, 2)
+    flip(tmp_path / "step-000000002.part-0001-of-0002.pt", 0.5)
+    used, (error,) = checkpoint.latest(tmp_path)
+    assert used is not None
+    assert used["step"] == 1
+    assert "part-0001-of-0002.pt: damaged" in error
+
+
+def test_parts_of_the_format_without_checksums_are_read(tmp_path):
+    for index in range(2):
+        name = f"step-000000001.part-{index:04d}-of-0002.pt"
+        write_without_checksum(tmp_path / name, {"rows": torch.tensor([index])})
+    write_without_checksum(tmp_path / "step-000000001.pt", state(1, parts=2))
+    newest, errors = checkpoint.latest(tmp_path)
+    assert newest is not None
+    assert errors == []
+    assert [int(part["rows"]) for part in checkpoint.parts(tmp_path, newest)] == [0, 1]
+
+
 def test_parts_are_saved_before_and_deleted_after_their_checkpoint(tmp_path):
     for step in (1, 2, 3):
-        for index in range(2):
-            checkpoint.save_part(tmp_path, step, index, 2, {"rows": torch.full((2,), step + index)})
-        checkpoint.save(tmp_path, state(step, parts=2))
+        save_in_parts(tmp_path, step, fill=step)
     newest, errors = checkpoint.latest(tmp_path)
     assert newest is not None
     assert errors == []
     rows = [part["rows"].tolist() for part in checkpoint.parts(tmp_path, newest)]
-    assert rows == [[3, 3], [4, 4]]
+    assert rows == [[3] * 9, [4] * 9]
     assert not [name for name in names(tmp_path) if "000001" in name]
 
 
 def test_a_checkpoint_with_a_missing_part_is_not_used(tmp_path):
     checkpoint.save(tmp_path, state(1))
-    checkpoint.save_part(tmp_path, 2, 0, 2, {})
-    checkpoint.save(tmp_path, state(2, parts=2))
+    save_in_parts(tmp_path, 2)
+    (tmp_path / "step-000000002.part-0001-of-0002.pt").unlink()
     used, errors = checkpoint.latest(tmp_path)
     assert used is not None
     assert used["step"] == 1

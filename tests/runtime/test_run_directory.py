@@ -3,11 +3,14 @@
 import json
 import os
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 
 from meanshift.config import Config
 from meanshift.config.schema import FORMAT
+from meanshift.runtime import run_directory
 from meanshift.runtime.run_directory import RunDirectory
 
 
@@ -153,6 +156,58 @@ def test_rewind_does_not_change_other_lines(tmp_path):
 def test_rewind_of_a_new_run_creates_no_files(tmp_path):
     begin(tmp_path).rewind(0)
     assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_damaged_line_is_named(tmp_path):
+    run = begin(tmp_path)
+    record_steps(run, "metrics.jsonl", [1, 2])
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write("{'step': 3}\n")
+    for use in (lambda: run.read("metrics.jsonl"), lambda: run.rewind(2)):
+        with pytest.raises(ValueError, match=r"metrics\.jsonl: line 3 is damaged .*delete this"):
+            use()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device here")
+def test_a_full_disk_names_the_file_that_grows(tmp_path):
+    run = begin(tmp_path)
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"metrics\.jsonl: could not be written .*make room"):
+        run.append("metrics.jsonl", {"step": 1})
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "7"])
+def test_a_damaged_environment_is_named_before_anything_is_written(tmp_path, content):
+    run = begin(tmp_path)
+    (tmp_path / "environment.json").write_text(content)
+    before = (tmp_path / "config.json").read_bytes()
+    for use in (lambda: run.environment, lambda: begin(tmp_path, train__log_every=7)):
+        with pytest.raises(ValueError, match=r"environment\.json: damaged .*move it away"):
+            use()
+    assert (tmp_path / "config.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("folder", "tracked", "named"),
+    [("", True, True), ("", False, False), ("lib", True, False), (".venv/lib", False, False)],
+)
+def test_only_a_commit_of_the_program_itself_is_recorded(
+    tmp_path, monkeypatch, folder, tracked, named
+):
+    def git(*words):
+        options = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        command = ["git", "-C", str(tmp_path), *options, *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    package = tmp_path / folder / "meanshift" / "runtime"
+    package.mkdir(parents=True)
+    (package / "run_directory.py").touch()
+    git("init")
+    if tracked:
+        git("add", ".")
+    git("commit", "--allow-empty", "-m", "a commit")
+    monkeypatch.setattr(run_directory, "__file__", str(package / "run_directory.py"))
+    assert run_directory._commit() == (git("rev-parse", "HEAD") if named else None)
 
 
 def test_results_are_written_by_name(tmp_path):

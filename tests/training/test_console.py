@@ -21,13 +21,23 @@ def test_an_epoch_is_a_line_with_metrics_speed_and_remaining_time(schedule, caps
     for _ in range(5):
         console.advance()
     console.show({"loss": 1.5, "purity": 0.25, "effective_rank": 3.0})
-    console.show({"20-NN": 31.0})
     with console:
-        console.end_epoch(1)
-    line = capsys.readouterr().err
-    assert re.fullmatch(
-        r"epoch 1/3  loss 1\.500  purity 0\.250  20-NN 31\.000  \d+ images/s  \d+:\d\d left\n", line
-    )
+        console.end_epoch(1, {"20-NN": 31.0})
+        console.show({"loss": 1.25})
+        console.end_epoch(2, {})
+    first, second = capsys.readouterr().err.splitlines()
+    speed = r"\d+ images/s  \d+:\d\d left"
+    assert re.fullmatch(rf"epoch 1/3  loss 1\.500  purity 0\.250  20-NN 31\.0  {speed}", first)
+    assert re.fullmatch(rf"epoch 2/3  loss 1\.250  purity 0\.250  {speed}", second)
+
+
+def test_an_evaluation_before_training_has_a_line_of_its_own(schedule, capsys):
+    console = Console(schedule, 8)
+    console.start(0)
+    with console:
+        console.end_epoch(0, {"1-NN": 30.0, "20-NN": 31.0})
+        console.end_epoch(0, {})
+    assert capsys.readouterr().err == "epoch 0/3  1-NN 30.0  20-NN 31.0\n"
 
 
 def test_a_terminal_has_a_bar_and_no_lines(schedule, capsys, monkeypatch):
@@ -36,11 +46,28 @@ def test_a_terminal_has_a_bar_and_no_lines(schedule, capsys, monkeypatch):
     console.start(0)
     with console:
         console.advance()
-        console.show({"loss": 1.5})
         console.print("warning: a message")
-        console.end_epoch(1)
-    shown = capsys.readouterr().err
-    assert "pretrain:" in shown and "warning: a message" in shown and "epoch 1/3" not in shown
+        console.end_epoch(1, {})
+        console.end_epoch(1, {"20-NN": 31.0})
+    lines = re.split("[\r\n]+", capsys.readouterr().err)
+    assert "warning: a message" in lines
+    assert [line for line in lines if line.startswith("epoch 1/3  ")] == ["epoch 1/3  20-NN 31.0"]
+
+
+def test_the_bar_fits_80_columns(monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("tqdm.utils._screen_shape_wrapper", lambda: lambda _: (80, 24))
+    config = Config().with_overrides({"train.epochs": 200})
+    console = Console(Schedule(config, steps_per_epoch=195), 256)
+    console.start(12_000)
+    with console:
+        console.show({"loss": 10.125, "purity": 0.5})
+        console.advance()
+        monkeypatch.setattr(console.bar, "_time", lambda: console.bar.start_t + 0.25)
+        bar = str(console.bar)
+    assert len(bar) <= 80
+    shown = r"epoch 62/200 step 12001/39000 loss 10\.125 \|.{8,}\| 1\.02kimg/s, \d:\d\d:\d\d left"
+    assert re.fullmatch(shown, bar), bar
 
 
 def test_a_run_that_continues_says_where(schedule, capsys):
@@ -56,7 +83,7 @@ def test_of_several_processes_one_prints(schedule, capsys):
     console.start(7)
     console.print("a message")
     console.advance()
-    console.end_epoch(1)
+    console.end_epoch(1, {"20-NN": 31.0})
     assert not capsys.readouterr().err
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from meanshift.methods import StepOutput
+from meanshift.methods.finite import FiniteCheck
 from meanshift.runtime import checkpoint, signals
 from meanshift.runtime.errors import SharedError
 from meanshift.training import loop
@@ -133,6 +134,15 @@ def test_checkpoints_are_kept_every_so_many_epochs(arrays, tmp_path, accumulate)
     assert {20, 40, 50} <= set(steps) and len(steps) == 4  # those, and the last two
 
 
+def test_checkpoints_that_were_kept_stay_when_a_run_continues_without_keeping(arrays, tmp_path):
+    run = pretrain(toy_config(arrays, train__epochs=5, train__keep_every=1), tmp_path / "run")
+    for step in (40, 50):
+        (run / "checkpoints" / f"step-{step:09d}.pt").unlink()
+    pretrain(toy_config(arrays, train__epochs=5, train__save_every=0.1), run)
+    steps = sorted(int(path.stem[5:]) for path in (run / "checkpoints").glob("step-*.pt"))
+    assert steps == [10, 20, 30, 49, 50]
+
+
 @pytest.mark.parametrize("accumulate", [2, 3, 7])
 def test_no_checkpoint_is_written_while_gradients_are_pending(
     arrays, tmp_path, accumulate, monkeypatch
@@ -153,8 +163,27 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_what_to_do(arrays, tmp_path
         return StepOutput(output.loss * float("nan"), output.embeddings, output.metrics)
 
     monkeypatch.setattr(Toy, "forward", broken)
+    with pytest.raises(ValueError, match=r"NaN in the loss.*step 1 .*--optim\.lr below 0\.05"):
+        pretrain(toy_config(arrays), tmp_path / "run")
+    # On a GPU the step does not wait for its loss; the log line does.
+    monkeypatch.setattr(FiniteCheck, "add", lambda *_: None)
     with pytest.raises(SharedError, match=r"loss is nan at step 1.*--optim\.lr below 0\.05"):
         pretrain(toy_config(arrays), tmp_path / "run")
+
+
+def test_weights_with_nan_are_never_saved(arrays, tmp_path, monkeypatch):
+    """The loss of the last step is finite, its update is not."""
+
+    def diverge(self, now):
+        if now.step == 29:
+            self.online.projector.bias.data[0] = torch.nan
+
+    monkeypatch.setattr(Toy, "after_update", diverge)
+    with pytest.raises(SharedError, match=r"projector\.bias after step 30.*--optim\.lr below"):
+        pretrain(toy_config(arrays), tmp_path / "run")
+    state, _ = checkpoint.latest(tmp_path / "run/checkpoints")
+    assert state["step"] < 30
+    assert all(t.isfinite().all() for t in state["method"].values() if torch.is_tensor(t))
 
 
 def test_a_collapse_is_reported_once_with_the_methods_hint(arrays, tmp_path, monkeypatch, capsys):

@@ -45,7 +45,7 @@ def test_two_banks_one_of_them_sharded_are_restored_in_any_number_of_processes(
     config = toy_config(arrays, method__sharded=True, train__batch_size=6)
     trained = in_processes(2, banks_after, config, tmp_path / "run", True)
     state, unreadable = checkpoint.latest(tmp_path / "run" / "checkpoints")
-    assert not unreadable and state["parts"] == 2
+    assert not unreadable and len(state["parts"]) == 2
     names = {name for name in state["method"] if name.split(".")[-1] in BUFFERS}
     assert names == {f"second_bank.{name}" for name in BUFFERS}
     restored = in_processes(world, banks_after, config, tmp_path / "run", False)

@@ -8,10 +8,13 @@ import torch
 from meanshift.config import FORMAT, Config
 from meanshift.methods import MeanShift
 from meanshift.runtime import checkpoint
+from meanshift.runtime.run_directory import RunDirectory
 from meanshift.training import session as session_module
 from meanshift.training.loop import pretrain
+from meanshift.training.optim import Schedule
 from meanshift.training.session import build_method, open_session
 from tests.support.exact import assert_same
+from tests.support.processes import read_lines
 from tests.support.toy_method import Toy, make_arrays, toy_config
 
 CPU = torch.device("cpu")
@@ -44,7 +47,21 @@ def refused(config, run, message):
 
 
 def test_other_settings_are_refused(arrays, run):
-    refused(toy_config(arrays, train__epochs=2), run, r"train\.epochs")
+    other = toy_config(arrays, train__epochs=1, train__seed=1)
+    refused(other, run, rf"train\.seed.*\n.*--encoder\.weights {run}")
+
+
+def test_fewer_epochs_are_refused(arrays, tmp_path):
+    run = pretrain(toy_config(arrays, train__epochs=2), tmp_path / "run")
+    refused(toy_config(arrays, train__epochs=1), run, r"train\.epochs: 2 there, 1 now")
+
+
+def test_more_epochs_of_a_run_that_is_not_finished_are_refused(arrays, tmp_path):
+    with open_session(toy_config(arrays, train__epochs=2), tmp_path / "run", CPU) as session:
+        session.state.step = 17
+        session.save()
+    more = toy_config(arrays, train__epochs=3)
+    refused(more, tmp_path / "run", r"1 of 2 epochs.* finish it with --train\.epochs 2")
 
 
 def test_other_images_are_refused(run, tmp_path):
@@ -164,6 +181,37 @@ def test_auto_avoids_bfloat16_where_its_gradients_are_wrong(
     config = Config().with_overrides(overrides)
     with open_session(config, tmp_path / "run", CPU) as session:
         assert session.precision == expected
+
+
+def test_a_finished_run_is_extended_by_the_schedule_of_its_new_length(arrays, run, capsys):
+    first = read_lines(run)
+    config = toy_config(arrays, train__epochs=4)
+    for _ in range(2):  # it ends before its first step, as if it were killed
+        with open_session(config, run, CPU) as session:
+            assert session.state.step == 10
+    assert "continues after step 10 of 40" in capsys.readouterr().err
+    pretrain(config, run)
+    lines = read_lines(run)
+    assert lines[: len(first)] == first
+    more = [line for line in lines[len(first) :] if line["kind"] == "train"]
+    schedule = Schedule(config, 10)
+    assert [line["step"] for line in more] == list(range(11, 41))
+    assert [line["lr"] for line in more] == [schedule.lr(step) for step in range(10, 40)]
+    assert [line["progress"] for line in more] == [step / 40 for step in range(10, 40)]
+    (mark,) = read_lines(run, "warnings.jsonl")
+    assert (mark["kind"], mark["step"]) == ("extended", 10)
+    assert mark["message"].startswith("extended from 1 to 4 epochs: after step 10 the learning")
+    assert RunDirectory.open(run).config.train.epochs == 4
+    assert (run / "checkpoints" / "step-000000010.pt").is_file()  # of the run as it was finished
+
+
+def test_an_extended_run_goes_on_without_its_newest_checkpoints(arrays, run):
+    with open_session(toy_config(arrays, train__epochs=2), run, CPU):
+        pass
+    max((run / "checkpoints").iterdir()).unlink()
+    pretrain(toy_config(arrays, train__epochs=2), run)
+    (mark,) = read_lines(run, "warnings.jsonl")
+    assert mark["kind"] == "extended" and mark["step"] < 10
 
 
 def test_a_run_that_continues_with_other_arithmetic_says_so(arrays, tmp_path, capsys, monkeypatch):

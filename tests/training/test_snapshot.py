@@ -59,6 +59,18 @@ def test_neighbors_that_stayed_are_counted_from_the_second_snapshot_on(arrays, t
     assert (first["epoch"], last["epoch"]) == (0, 3)
 
 
+def test_a_damaged_snapshot_is_named_and_the_run_goes_on(arrays, tmp_path):
+    with open_session(toy_config(arrays), tmp_path / "run", CPU) as session:
+        take_snapshot(session, 0)
+        path = tmp_path / "run/snapshots/epoch-0000.pt"
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+        assert "neighbors_kept" not in take_snapshot(session, 1)
+    (warning,) = read_lines(tmp_path / "run", "warnings.jsonl")
+    assert f"{path}: damaged" in warning["message"]
+
+
 @pytest.fixture
 def msf(arrays):
     overrides = {

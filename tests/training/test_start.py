@@ -235,7 +235,8 @@ def test_another_origin_is_another_run(configure, origin, tmp_path):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("torchvision:resnet18", "names no weights.*--encoder.name resnet18"),
+        ("torchvision:resnet18", "names no trained weights.*--encoder.name resnet18 instead"),
+        ("torchvision:resnet18:random", "names no trained .*--encoder.name resnet18 instead"),
         ("pixels", "is no encoder"),
         ("nowhere.pth", "nowhere.pth: not found"),
         ("meanshift:nothing", "meanshift:nothing: no such weights"),
