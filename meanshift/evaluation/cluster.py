@@ -20,7 +20,8 @@ def evaluate(
     if not clusters and not labeled:
         raise ValueError(f"{context.data}: no labels to count classes by; type --clusters N")
     train = context.train
-    clusters = clusters or len(train.labels.unique())
+    classes = len(train.labels.unique()) if labeled else 0
+    clusters = clusters or classes
     # With many clusters the start matters less.
     restarts = restarts or (3 if clusters <= 100 else 1)
     assigned, mean_distance = kmeans(
@@ -45,7 +46,8 @@ def evaluate(
     }
     titles = [train.source.title(index) for index in range(len(train.source))]
     arrays = {"clusters": assigned.numpy(), "titles": np.array(titles)}
-    return Result("cluster", metrics, settings, arrays)
+    options = {} if clusters == classes else {"clusters": clusters}
+    return Result("cluster", metrics, settings, arrays, options=options)
 
 
 def agreement(assigned: Int[Tensor, " n"], labels: Int[Tensor, " n"]) -> dict[str, float]:

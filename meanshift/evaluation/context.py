@@ -13,8 +13,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from meanshift.data import Source, Subset, evaluation_splits
-from meanshift.evaluation.result import Result, save_result
+from meanshift.config import Config
+from meanshift.data import Source, Subset, evaluation_splits, is_trained_on
+from meanshift.evaluation.result import Result, result_name, save_result, short_hash
 from meanshift.models.feature_cache import cached_features
 from meanshift.models.features import extract_features
 from meanshift.models.fit_whitening import fit_view_whitening
@@ -23,7 +24,7 @@ from meanshift.models.initialization import (
     measure_batch_norm,
     readable_batches,
 )
-from meanshift.models.weights import RawPixels, Weights, fingerprint
+from meanshift.models.weights import OUTPUT_DIR, RawPixels, Weights, fingerprint, writable_dir
 from meanshift.runtime import rng
 from meanshift.runtime.device import pick_device, pick_precision
 
@@ -73,7 +74,20 @@ class EncoderContext:
         self.workers = workers
         self.device = pick_device(device)
         self.precision = pick_precision(precision, self.device)
-        self.output_dir = output_dir or weights.output_dir
+        self.output_dir = output_dir or writable_dir(weights.output_dir)
+        self.options: dict[str, Any] = {}
+        """settings that differ from the default, for the names of results"""
+        if self.image_size != weights.image_size:
+            self.options["image_size"] = self.image_size
+        if resize:
+            self.options["resize"] = resize
+        if self.precision != torch.float32:
+            self.options["precision"] = str(self.precision).removeprefix("torch.")
+        if output_dir is not None and output_dir.resolve() != weights.output_dir.resolve():
+            # Other weights may have results there.
+            outside_runs = OUTPUT_DIR in weights.output_dir.parents
+            place = weights.output_dir.name if outside_runs else weights.output_dir.resolve()
+            self.options["weights"] = str(place)
         self.backbone: nn.Module = weights.backbone.to(self.device)
 
     @functools.cached_property
@@ -141,9 +155,10 @@ class EncoderContext:
     def save(self, result: Result) -> Path:
         """Write `results/NAME.json`, and the arrays beside it; return its path.
 
-        The name tells other weights than a run's newest, and other images than its own.
+        The name tells other weights than a run's newest, other images than its own, and options
+        that are not the default.
         """
-        name = _join(result.name, self.name)
+        name = result_name(result.name, self.name, options=self.options | result.options)
         return save_result(result, self.card(), output_dir=self.output_dir, name=name)
 
 
@@ -176,15 +191,24 @@ class EvaluationContext(EncoderContext):
             raise ValueError(f"{weights.title}: need images; give them with --data SOURCE")
         default_seed = config.train.seed if config else like.seed if like else 0
         super().__init__(weights, seed=default_seed if seed is None else seed, **options)
-        self.data: str = data if data is not None else config.data.source if config else ""
+        places = [] if config is None else _places(weights, config)
+        self.data: str = data if data is not None else places[0]
         self.labels_file = labels
-        run = config if config and _same_path(self.data, config.data.source) else None
-        splits = evaluation_splits(self.data, labels=labels, split=split, run=run)
-        self.train_source, self.test_source, self.split = splits
+        if labels is not None:
+            self.options["labels"] = str(labels.resolve())
+        is_own = any(_same_source(self.data, place) for place in places)
+        run = config if is_own or _is_copy(self.data, weights) else None
+        splits = evaluation_splits(
+            self.data, labels=labels, split=split, run=run, trained_on=weights.trained_on
+        )
+        self.train_source, self.test_source, self.split_rule, self.seen = splits
         compared = like is not None and self._take_images_of(like, own=run is not None)
+        source_name = "" if is_own else re.sub(r"\W+", "-", Path(self.data).stem)
+        if not is_own and source_name != source_identity(self.data):  # a path, not `cifar10`
+            self.options["data"] = source_identity(self.data)
         self.name = _join(
             weights.name,
-            "" if run else re.sub(r"\W+", "-", Path(self.data).stem),
+            source_name,
             split,
             "compared" if compared else "",
             f"seed{self.seed}" if self.seed != default_seed else "",
@@ -199,12 +223,21 @@ class EvaluationContext(EncoderContext):
         differs = _test_fingerprint(self) != _test_fingerprint(like)
         self.train_source = like.train_source
         self.test_source = like.test_source
-        self.split = like.split
+        self.split_rule = like.split_rule
+        if differs:
+            self.options["images"] = short_hash(_test_fingerprint(like))
         if not (own and differs):
             return False
-        self.split += "; this run has other validation images, so it has seen some unlabeled"
+        self.seen = self.seen or (
+            "this run has other validation images, so it has seen some unlabeled"
+        )
         warnings.warn(f"{self.weights.spec}: {self.split}", stacklevel=3)
         return True
+
+    @property
+    def split(self) -> str:
+        """How the images were chosen, and whether the run has trained on the test images."""
+        return "; ".join(filter(None, [self.split_rule, self.seen]))
 
     @functools.cached_property
     def train(self) -> FeatureSet:
@@ -301,8 +334,32 @@ def _test_fingerprint(context: EvaluationContext) -> str:
     return "" if context.test_source is None else context.test_source.fingerprint()
 
 
-def _same_path(one: str, other: str) -> bool:
-    return Path(one).expanduser().absolute() == Path(other).expanduser().absolute()
+def source_identity(spec: str) -> str:
+    """A source in one spelling: a path is resolved, the name of a dataset is as it is."""
+    path = Path(spec).expanduser()
+    return str(path.resolve()) if path.exists() else spec
+
+
+def _places(weights: Weights, config: Config) -> list[str]:
+    """Where the training images of a run can be: its source as it was typed, here or there."""
+    source = config.data.source
+    there = weights.directory / source
+    if there.exists() and not Path(source).exists():
+        return [str(there), source]
+    return [source, str(there)] if there.exists() else [source]
+
+
+def _same_source(one: str, other: str) -> bool:
+    return source_identity(one) == source_identity(other)
+
+
+def _is_copy(data: str, weights: Weights) -> bool:
+    """Whether another source has exactly the training images of a run, as after a move."""
+    if weights.config is None or not weights.trained_on:
+        return False
+    with warnings.catch_warnings():  # they are given when the source is opened for its images
+        warnings.simplefilter("ignore")
+        return is_trained_on(data, weights.config, weights.trained_on)
 
 
 def _join(*words: str) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from meanshift.data import Source, open_source
 from meanshift.models.feature_cache import cached_features
 from meanshift.models.view_whitening import without_whitening
-from meanshift.models.weights import Weights, fingerprint
+from meanshift.models.weights import Weights, fingerprint, writable_dir
 from meanshift.runtime import distributed
 from meanshift.runtime.device import pick_device, pick_precision
 from meanshift.runtime.extras import require
@@ -65,13 +65,14 @@ def embed(
             raise ValueError(f"{weights.title}: has no projector; use the output of the backbone")
         network = nn.Sequential(without_whitening(weights.backbone), weights.projector)
     torch_device = pick_device(device)
+    folder = writable_dir(weights.output_dir) / "features"
     splits = []
     for name, split in open_source(source, labels=labels).items():
         embeddings, ids = cached_features(
             network.to(torch_device),
             split,
             weights=fingerprint(network),
-            folder=weights.output_dir / "features",
+            folder=folder,
             image_size=image_size or weights.image_size,
             resize=resize,
             device=torch_device,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -33,7 +34,11 @@ def evaluate(
     """Accuracy for each k; a temperature above 0 weights votes by exp(similarity / temperature)."""
     test = context.test  # first: without labels this is an error
     train = context.train
-    ks = ks or default_ks(train.labels)
+    default = default_ks(train.labels)
+    ks = list(dict.fromkeys(ks or default))  # a k that is typed twice is one k
+    options: dict[str, Any] = {} if ks == default else {"ks": ks}
+    if temperature:
+        options["temperature"] = temperature
     metrics = knn_accuracy(
         train.features,
         train.labels,
@@ -45,12 +50,13 @@ def evaluate(
         device=context.device,
     )
     settings = {
-        "ks": list(ks),
+        "ks": ks,
         "vote": f"weighted, temperature {temperature:g}" if temperature else "plain majority",
         "similarity": "cosine",
         "ties": "to the nearest",
     }
-    return Result("knn-weighted" if temperature else "knn", metrics, settings)
+    name = "knn-weighted" if temperature else "knn"
+    return Result(name, metrics, settings, options=options)
 
 
 @torch.no_grad()
@@ -85,6 +91,7 @@ def knn_accuracy(
             f"and {len(test)} to evaluate; need k from 1 to {len(train)}, and some to evaluate"
         )
     classes = int(torch.cat([train_labels, test_labels]).max()) + 1
+    ks = list(dict.fromkeys(ks))  # each k is counted once
     correct = {(k, top): 0 for k in ks for top in ([1, 5] if top5 and k >= 5 else [1])}
     total = len(test)
     own = slice(*distributed.shard_range(total))

@@ -7,6 +7,7 @@ falls in steps; on augmented views, or on features that were extracted once.
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -90,7 +91,13 @@ def evaluate(
     settings = settings or ProbeSettings()
     test = context.test  # first: without labels this is an error
     train = context.train
-    name = "linear" + ("-cached" if cached else "") + ("-swept" if sweep else settings.tag)
+    name = "linear-cached" if cached else "linear"
+    options = {}
+    if sweep:
+        name += "-swept"
+        settings = replace(settings, lr=ProbeSettings.lr)  # the sweep chooses another one
+        options = {} if tuple(sweep) == SWEEP else {"sweep": list(sweep)}
+    name += settings.tag
     details: dict[str, Any] = {
         "views": "none: features extracted once" if cached else "crop 0.08-1, flip"
     }
@@ -106,7 +113,7 @@ def evaluate(
     details |= asdict(settings)
     details["best epoch"] = best_epoch
     details["top-1 by epoch"] = [by_lr[0] for by_lr in curves.top1]
-    return Result(name, metrics, details)
+    return Result(name, metrics, details, options=options)
 
 
 def _choose_lr(
@@ -405,12 +412,13 @@ def _state_file(
 
 
 def _epochs_done(state_file: Path) -> int:
-    """The finished epochs of an unfinished training; a damaged file is deleted."""
+    """The finished epochs of an unfinished training; a damaged file is named and deleted."""
     if not state_file.exists():
         return 0
     try:
         epoch: int = checkpoint.read(state_file)["epoch"]
-    except ValueError:
+    except ValueError as error:
+        warnings.warn(f"{error}; the layers are trained from the start", stacklevel=2)
         state_file.unlink()
         return 0
     return epoch

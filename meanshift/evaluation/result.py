@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +25,32 @@ class Result:
     arrays: dict[str, Any] = field(default_factory=dict)
     card: dict[str, Any] = field(default_factory=dict)
     """entries that the card has beside or instead of the usual ones"""
+    options: dict[str, Any] = field(default_factory=dict)
+    """settings that differ from the default; they are part of the name of its file"""
+
+
+def result_name(*words: str, options: Mapping[str, Any]) -> str:
+    """The name of a result's file: words, then the options that are not the default.
+
+    Numbers are written out; a short hash stands for paths and long lists. Results that differ have
+    different names, so none replaces another one.
+    """
+    parts = [*words]
+    hashed = {}
+    for name, value in options.items():
+        text = "-".join(map(str, value)) if isinstance(value, list) else str(value)
+        if re.fullmatch(r"[\w.-]{1,24}", text):
+            parts.append(f"{name.replace('_', '-')}-{text}")
+        else:
+            hashed[name] = value
+    if hashed:
+        parts.append(short_hash(sorted(hashed.items())))
+    return "-".join(filter(None, parts))
+
+
+def short_hash(value: Any) -> str:
+    """Six characters that stand for a value in a name."""
+    return hashlib.sha256(repr(value).encode("utf-8", "surrogateescape")).hexdigest()[:6]
 
 
 def make_card(result: Result, context: Mapping[str, Any]) -> dict[str, Any]:

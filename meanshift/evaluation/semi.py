@@ -32,6 +32,9 @@ from meanshift.runtime.device import autocast
 from meanshift.runtime.progress import progress
 from meanshift.transforms.augment import MultiViewTransform
 
+FRACTIONS = (0.01, 0.1)
+"""of the labels, where no subsets are chosen"""
+
 Subsets = dict[str, list[Int[Tensor, " chosen"]]]
 """title of a subset: the indices of its images, for each seed"""
 
@@ -58,7 +61,14 @@ def evaluate(
     test = context.test  # first: without labels this is an error
     train = context.train
     if not (fractions or counts or lists):
-        fractions = (0.01, 0.1)
+        fractions = FRACTIONS
+    usual = tuple(fractions) == FRACTIONS and not (counts or lists)
+    options = {
+        "fractions": [] if usual else list(fractions),
+        "counts": list(counts),
+        "lists": [str(path.resolve()) for path in lists],
+        "seeds": 0 if seeds == 1 else seeds,
+    }
     all_seeds = range(context.seed, context.seed + seeds)
     subsets = _draw_subsets(train, fractions, counts, all_seeds)
     for path in lists:
@@ -91,7 +101,8 @@ def evaluate(
         **asdict(settings),
     }
     name = "semi-fine-tuned" if fine_tune else "semi-cached" if cached else "semi"
-    return Result(name + settings.tag, _summarize(trials), details)
+    given = {option: value for option, value in options.items() if value}
+    return Result(name + settings.tag, _summarize(trials), details, options=given)
 
 
 def _draw_subsets(

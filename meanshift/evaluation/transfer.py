@@ -11,7 +11,7 @@ from torch import Tensor
 
 from meanshift.data.bad_files import MAX_BAD_FRACTION, refuse_too_many
 from meanshift.data.transfer_datasets import NAMES, Metric, Task
-from meanshift.evaluation.context import EncoderContext, FeatureSet
+from meanshift.evaluation.context import EncoderContext, FeatureSet, source_identity
 from meanshift.evaluation.result import Result
 from meanshift.ops.logistic_regression import PENALTIES, LinearClassifier, LogisticRegression
 from meanshift.runtime.progress import progress
@@ -76,7 +76,8 @@ def evaluate(context: EncoderContext, task: Task) -> Result:
         "resize": f"short side {resize}, bicubic; images of {size} as they are",
     }
     metrics: dict[str, float] = {task.metric: accuracy(predicted, test.labels, task.metric)}
-    return Result(f"transfer-{task.name}", metrics, settings, card=card)
+    options = {"data": source_identity(task.spec)} if task.spec else {}
+    return Result(f"transfer-{task.name}", metrics, settings, card=card, options=options)
 
 
 def _choose_penalty(
@@ -129,7 +130,12 @@ def summarize(results: Mapping[str, Result]) -> Result:
     }
     words = list(results) if len(results) <= 4 else [str(len(results))]
     name = "transfer" if all_ten else "transfer-of-" + "-".join(words)
-    return Result(name, metrics, settings, card=card)
+    options: dict[str, Any] = {}
+    if added := [result.options["data"] for result in results.values() if result.options]:
+        options["data"] = added
+    if not all_ten and len(results) > 4:  # the name has only their number
+        options["datasets"] = list(results)
+    return Result(name, metrics, settings, card=card, options=options)
 
 
 def paper_rows(names: Sequence[str]) -> dict[str, dict[str, float]]:

@@ -13,6 +13,7 @@ from torchvision import models
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from meanshift import config
+from meanshift.config.parsing import close
 from meanshift.models.convnet import CONVNETS, ConvNet
 from meanshift.models.heads import mlp
 from meanshift.models.split_batch_norm import split_batch_norm
@@ -181,11 +182,8 @@ def _remove_classifier(backbone: nn.Module, name: str) -> int:
 
 
 def _suggest(name: str) -> str:
-    import difflib
-
     known = [*_RESNETS, *CONVNETS, *models.list_models(module=models)]
-    close = difflib.get_close_matches(name, known, n=3)
-    return " or ".join(close) if close else "a torchvision backbone such as resnet18 or resnet50"
+    return close(name, known, ["a torchvision backbone such as resnet18 or resnet50"])
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import shutil
+import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -22,11 +23,12 @@ from torch import Tensor, nn
 
 from meanshift.data import Source, UnreadableSample
 from meanshift.models.features import BATCH_SIZE, feature_batches, warn_unreadable
-from meanshift.runtime import distributed
-from meanshift.runtime.files import atomic_writer, write_text
+from meanshift.runtime import checksum, distributed
+from meanshift.runtime.checksum import DamagedFile
+from meanshift.runtime.files import atomic_writer
 from meanshift.transforms.eval import TRANSFORM_VERSION, needs_no_resize, rank_batches
 
-FORMAT = 2
+FORMAT = 3
 """version of the files; files of other versions are ignored and written again"""
 
 _HEADER_BYTES = 128
@@ -52,7 +54,9 @@ def cached_features(
     """
     if not len(source):
         raise ValueError(f"{source.name}: no images")
-    if needs_no_resize(source, image_size):  # these settings then change nothing: share the file
+    if needs_no_resize(
+        source, image_size, resize
+    ):  # these settings then change nothing: share the file
         resize = 0
         bicubic = False
     transform: dict[str, Any] = {"image_size": image_size, "resize": resize, "bicubic": bicubic}
@@ -94,7 +98,8 @@ def cached_features(
 class _FeatureFile:
     """Rows of float32 in NAME.npy, and the key and the unreadable images in NAME.json.
 
-    The .json file is written last and deleted first: a .npy file without it is not complete.
+    The .json file is written last and deleted first: a .npy file without it is not complete. It has
+    the checksum of the rows, which are read once to compare them: every protocol reads them all.
     """
 
     def __init__(self, folder: Path, key: Mapping[str, Any]) -> None:
@@ -106,21 +111,23 @@ class _FeatureFile:
     def open(self, size: int) -> tuple[Tensor, dict[int, UnreadableSample]] | None:
         """Map the rows of `size` images, and list unreadable ones; None without a valid file."""
         try:
-            metadata = json.loads(self.metadata_path.read_text())
+            metadata = checksum.read_json(self.metadata_path)
             bad = {
                 int(index): UnreadableSample(title, reason)
                 for index, (title, reason) in metadata["bad"].items()
             }
+            rows_checksum = checksum.compute(self.path)
+            if rows_checksum != metadata["rows"]:
+                raise DamagedFile(self.path, "its bytes differ from its checksum")
             rows = torch.from_numpy(np.lib.format.open_memmap(self.path, mode="c"))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None  # missing, torn, or written by something else
-        valid = (
-            all(metadata.get(name) == value for name, value in self.key.items())
-            and rows.dtype == torch.float32
-            and rows.ndim == 2
-            and len(rows) + len(bad) == size
-        )
-        return (rows, bad) if valid else None
+            if not self.key.items() <= metadata.items() or len(rows) + len(bad) != size:
+                raise DamagedFile(self.path, "it has the features of something else")
+        except FileNotFoundError:
+            return None
+        except DamagedFile as error:
+            warnings.warn(f"{error.damage}; the features are extracted again", stacklevel=3)
+            return None
+        return rows, bad
 
     def write(
         self, batches: Iterable[Tensor], source: Source, unreadable: dict[int, UnreadableSample]
@@ -131,8 +138,13 @@ class _FeatureFile:
             with distributed.fail_together():
                 if distributed.rank() == 0:
                     titles = {index: [error.title, error.reason] for index, error in bad.items()}
-                    metadata = {**self.key, "source": source.name, "bad": titles}
-                    write_text(self.metadata_path, json.dumps(metadata, indent=2) + "\n")
+                    metadata = {
+                        **self.key,
+                        "source": source.name,
+                        "rows": checksum.compute(self.path),
+                        "bad": titles,
+                    }
+                    checksum.write_json(self.metadata_path, metadata, indent=2)
         except OSError as error:
             raise OSError(
                 f"{self.path}: the features could not be written ({error}); make room, or choose "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import warnings
 from collections.abc import Mapping
@@ -25,14 +26,14 @@ from meanshift.config import Config, MethodSettings
 from meanshift.models import third_party
 from meanshift.models.encoder import Encoder, build_backbone
 from meanshift.models.heads import mlp_from_state
-from meanshift.runtime import checkpoint, rng
+from meanshift.runtime import checkpoint, checksum, rng
 from meanshift.runtime.files import atomic_writer
 from meanshift.runtime.run_directory import RunDirectory
 
 OUTPUT_DIR = Path("evaluations")
 """folder for the results of weights that do not belong to a run"""
 
-EXPORT_FORMAT = 2
+EXPORT_FORMAT = 3
 """version of the metadata in exported files"""
 
 SHIPPED_DIR = Path(__file__).parents[1] / "weights"
@@ -78,14 +79,18 @@ class Weights:
     encoder: settings.Encoder | None = None
     """what `build_backbone` builds this backbone from; None for a baseline without an encoder"""
     projector: nn.Module | None = None
+    trained_on: str = ""
+    """fingerprint of the training images, where it is known"""
+    directory: Path = Path()
+    """where the run was started: its `data.source` may be relative to it"""
     unmeasured: bool = False
     """whether batch norm has no statistics yet: an evaluation measures them on its training images,
     since random weights without them are a weaker baseline than they need to be"""
 
 
 def load_weights(spec: Path | str) -> Weights:
-    """Load a run, a checkpoint, an exported encoder, a third-party file, `torchvision:NAME`, or
-    weights that are part of this package: `meanshift:NAME`.
+    """Load a run, a checkpoint, an exported encoder, a third-party file,
+    `torchvision:NAME:WEIGHTS`, or weights that are part of this package: `meanshift:NAME`.
 
     There are three baselines: `untrained:RUN` is the encoder of a run before its first step,
     `random:RUN` the same encoder with random weights, and `pixels` is no encoder at all.
@@ -94,7 +99,11 @@ def load_weights(spec: Path | str) -> Weights:
     kind, _, argument = str(spec).partition(":")
     output_dir = OUTPUT_DIR / (re.sub(r"[^\w.-]+", "-", argument or path.stem) or "weights")
     if kind == "torchvision" and argument:
-        return _third_party_weights(spec, third_party.from_torchvision(argument), output_dir)
+        recognized = third_party.from_torchvision(argument)
+        file = argument.partition("=")[2]
+        if file:
+            output_dir = _file_output_dir(Path(file), recognized.backbone)
+        return _third_party_weights(spec, recognized, output_dir)
     if kind == "meanshift" and argument:
         return _load_shipped(argument, output_dir)
     if kind == "untrained" and argument:
@@ -106,18 +115,24 @@ def load_weights(spec: Path | str) -> Weights:
         return Weights("pixels", RawPixels(), title, _PIXELS_SIDE, output_dir)
     if not path.exists():
         raise ValueError(
-            f"{path}: not found; need a run directory, a file of weights, torchvision:NAME, "
-            f"meanshift:NAME, untrained:RUN, random:RUN or pixels"
+            f"{path}: not found; need a run directory, a file of weights, "
+            f"torchvision:NAME:WEIGHTS, meanshift:NAME, untrained:RUN, random:RUN or pixels"
         )
     if path.is_dir():
         return _load_run(path)
     contents = third_party.read_file(path)
     if isinstance(contents, Mapping):
         if isinstance(contents.get("format"), int):  # other programs write a word
+            checkpoint.check_format(path, contents["format"])
             run = path.absolute().parent.parent
             if (run / "config.json").is_file():
-                return _from_checkpoint(contents, path, output_dir=run, name=path.stem)
-            return _from_checkpoint(contents, path, output_dir=output_dir)
+                usual = path.absolute().parent == RunDirectory(run).checkpoints.absolute()
+                if usual:
+                    checkpoint.check_name(path, contents)
+                name = path.stem if usual else f"{path.absolute().parent.name}-{path.stem}"
+                return _from_checkpoint(contents, path, output_dir=run, name=name)
+            weights = _from_checkpoint(contents, path, output_dir=output_dir)
+            return replace(weights, output_dir=_file_output_dir(path, weights.backbone))
         if _METADATA_KEY in contents:
             return _from_export(contents, path)
     recognized = third_party.recognize(contents, path)
@@ -127,6 +142,17 @@ def load_weights(spec: Path | str) -> Weights:
 def shipped_weights() -> list[str]:
     """The specs of all weights that are part of this package."""
     return [f"meanshift:{file.stem}" for file in sorted(SHIPPED_DIR.glob("*.safetensors"))]
+
+
+def writable_dir(folder: Path) -> Path:
+    """The folder itself, or one below `evaluations/` if it cannot be written to."""
+    if not folder.exists() or os.access(folder, os.W_OK):
+        return folder
+    path = str(folder.resolve())
+    name = f"{Path(path).name}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:6]}"
+    instead = OUTPUT_DIR / name
+    warnings.warn(f"{folder}: cannot be written to; {instead} is used instead", stacklevel=3)
+    return instead
 
 
 def load_encoder(weights: Path | str) -> nn.Module:
@@ -151,16 +177,20 @@ def export(weights: Weights, out: Path, *, half: bool = False) -> Path:
         key: (value.half() if half and value.ndim > 1 else value).contiguous()
         for key, value in weights.backbone.state_dict().items()
     }
-    metadata = json.dumps(
-        {"format": EXPORT_FORMAT, "title": weights.title, "config": weights.config.to_dict()}
-    )
+    metadata = {
+        "format": EXPORT_FORMAT,
+        "title": weights.title,
+        "config": weights.config.to_dict(),
+        "source": weights.trained_on,
+    }
     if out.suffix == ".safetensors":
         from safetensors.torch import save
 
+        header = json.dumps({"checksum": checksum.PLACEHOLDER, **metadata})
         with atomic_writer(out) as file:
-            file.write(save(state, {_METADATA_KEY: metadata}))
+            file.write(checksum.fill(save(state, {_METADATA_KEY: header})))
     else:
-        checkpoint.write(out, {"state_dict": state, _METADATA_KEY: metadata})
+        checkpoint.write(out, {"state_dict": state, _METADATA_KEY: json.dumps(metadata)})
     return out
 
 
@@ -170,11 +200,12 @@ def load_given_weights(spec: str) -> tuple[Weights, settings.Encoder]:
     The settings describe the architecture of the weights, so that the run needs them no more once
     it has begun.
     """
-    name = spec.removeprefix("torchvision:")
-    if name != spec and not re.search("[:=]", name):
+    network = re.fullmatch(r"torchvision:([^:=]+)(:random)?", spec)
+    if network:
         raise ValueError(
-            f"encoder.weights: {spec} names no weights, as torchvision:{name}:IMAGENET1K_V1 does; "
-            f"for random ones type --encoder.name {name} instead"
+            f"encoder.weights: {spec} names no trained weights, as "
+            f"torchvision:{network[1]}:IMAGENET1K_V1 does; for random ones type --encoder.name "
+            f"{network[1]} instead"
         )
     weights = load_weights(spec)
     if weights.encoder is None:
@@ -209,6 +240,7 @@ def write_start(run_directory: RunDirectory, backbone: nn.Module, config: Config
 def read_start(path: Path) -> dict[str, Tensor]:
     """The state dict of a backbone that `write_start` has written."""
     contents = third_party.read_file(path)
+    _read_metadata(contents, path)
     return {name: value for name, value in contents.items() if isinstance(value, Tensor)}
 
 
@@ -254,7 +286,6 @@ def _load_run(run: Path) -> Weights:
 def _from_checkpoint(
     state: Mapping[str, Any], path: Path, *, output_dir: Path, name: str = ""
 ) -> Weights:
-    checkpoint.check_format(path, state["format"])
     if "method" not in state:
         raise ValueError(
             f"{path}: contains no complete model; need a run directory or its checkpoints/*.pt"
@@ -271,7 +302,17 @@ def _from_checkpoint(
         config=config,
         encoder=config.encoder,
         projector=None if projector is None else projector.eval(),
+        trained_on=state.get("source", ""),
+        directory=_started_in(output_dir),
     )
+
+
+def _started_in(run: Path) -> Path:
+    """The working directory of the command that started a run; the present one if unknown."""
+    try:
+        return Path(RunDirectory(run).environment.get("directory", ""))
+    except ValueError:  # a damaged file; the weights do not need it
+        return Path()
 
 
 def _load_untrained(run: Path) -> Weights:
@@ -315,6 +356,7 @@ def _load_random(run: Path) -> Weights:
         config=config,
         encoder=config.encoder,
         projector=encoder.projector,
+        directory=_started_in(run),
         unmeasured=True,
     )
 
@@ -334,13 +376,19 @@ def _load_shipped(name: str, output_dir: Path) -> Weights:
     return replace(weights, spec=spec, title=f"{spec}, {card['title']}", output_dir=output_dir)
 
 
-def _from_export(contents: Mapping[str, Any], path: Path) -> Weights:
+def _read_metadata(contents: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The metadata of an exported file."""
     try:
-        metadata = json.loads(contents[_METADATA_KEY])
+        metadata: dict[str, Any] = json.loads(contents[_METADATA_KEY])
         version = metadata.get("format", 1)
-    except (ValueError, TypeError, AttributeError):
+    except (KeyError, ValueError, TypeError, AttributeError):
         raise ValueError(f"{path}: the metadata of the exported file cannot be read") from None
     checkpoint.check_format(path, version, supported=EXPORT_FORMAT)
+    return metadata
+
+
+def _from_export(contents: Mapping[str, Any], path: Path) -> Weights:
+    metadata = _read_metadata(contents, path)
     config = _parse_config(metadata.get("config"), path)
     tensors = {key: value for key, value in contents.items() if isinstance(value, Tensor)}
     backbone = _build(config, contents.get("state_dict", tensors), path)
@@ -352,6 +400,7 @@ def _from_export(contents: Mapping[str, Any], path: Path) -> Weights:
         output_dir=_file_output_dir(path, backbone),
         config=config,
         encoder=config.encoder,
+        trained_on=metadata.get("source", ""),
     )
 
 

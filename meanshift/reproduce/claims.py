@@ -146,7 +146,7 @@ def collapses(text: str, variant: str, column: str = "collapse at epoch") -> Cla
         if not values:
             return Verdict(INCONCLUSIVE, "not run")
         if len(epochs) == len(values):
-            listed = ", ".join(f"{epoch:.2g}" for epoch in epochs)
+            listed = ", ".join(f"{round(epoch, 2):g}" for epoch in epochs)
             return Verdict(HOLDS, f"{count}, in epoch {listed}")
         return Verdict(INCONCLUSIVE if epochs else FAILS, count)
 

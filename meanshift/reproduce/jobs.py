@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from tqdm import tqdm
 
 from meanshift.config import Config, differences, resume_safe
 from meanshift.config.recipes import command_for
+from meanshift.evaluation.result import result_name
 from meanshift.runtime.files import exclusive_lock
 from meanshift.runtime.progress import progress
 from meanshift.runtime.signals import Stopped, catch_signals
@@ -69,9 +71,11 @@ class Job:
         """The result of a protocol, unless it is of weights before the last ones."""
         if self.run is None:
             return None
-        cached = "cached" if "--cached" in self.evaluations.get((weights, protocol), ()) else ""
-        name = "-".join(filter(None, [protocol, cached, weights, self.split]))
-        result = self.run.results.get(name)
+        words = self.evaluations.get((weights, protocol), ())
+        fractions = [float(word) for word in words if not word.startswith("-")]
+        options = {"fractions": fractions} if fractions else {}
+        name = f"{protocol}-cached" if "--cached" in words else protocol
+        result = self.run.results.get(result_name(name, weights, self.split, options=options))
         return None if result is None or self.run.outdated(result) else result
 
     def commands(self) -> Iterator[list[str]]:
@@ -105,15 +109,27 @@ def find_folder(
     fingerprint: Callable[[], str],
     taken: Sequence[Path],
 ) -> Path:
-    """The directory of a run with these settings and images, or a new one for it."""
+    """The directory of a run with these settings and images, or a new one for it.
+
+    Of several the first is used: a copy of a run is not another seed.
+    """
     runs = out / "runs"
+    found = []
     for config_file in sorted(runs.glob("*/config.json")):
         with contextlib.suppress(ValueError):
             run = Run(config_file.parent)
             if same_run(run.config, config):
                 source = run.environment.get("source")
                 if source is None or source == fingerprint():
-                    return config_file.parent
+                    found.append(config_file.parent)
+    if len(found) > 1:
+        others = ", ".join(folder.name for folder in found[1:])
+        warnings.warn(
+            f"{found[0]}: has the same settings as {others}; only the first is used for {title}",
+            stacklevel=2,
+        )
+    if found:
+        return found[0]
     name = re.sub(r"[^a-z0-9=.]+", "-", f"{title}-seed{config.train.seed}".lower()).strip("-")
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     folders = (runs / each for each in names)

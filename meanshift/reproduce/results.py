@@ -137,14 +137,17 @@ class StudyResult:
         return "\n".join([f"### {self.study.title}", "", *lines, "", *claims, *best]) + "\n"
 
     def csv(self) -> str:
-        """A row per measurement, with the metric of every seed."""
+        """A row per measurement, with a column for the metric of each run."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["study", "variant", "metric", "mean", "std", "paper", "seeds"])
+        runs = max(len(each.values) for row in self.table.values() for each in row.values())
+        numbers = [f"run {number + 1}" for number in range(runs)]
+        writer.writerow(["study", "variant", "metric", "mean", "std", "paper", *numbers])
         for title, row in self.table.items():
             for column, each in row.items():
-                numbers = [each.mean, each.std, each.paper, *each.values]
-                writer.writerow([self.name, title, column, *map(_number, numbers)])
+                missing = [None] * (runs - len(each.values))
+                values = [each.mean, each.std, each.paper, *each.values, *missing]
+                writer.writerow([self.name, title, column, *map(_number, values)])
         return text.getvalue()
 
 

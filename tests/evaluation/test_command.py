@@ -12,7 +12,10 @@ from torchvision import models
 
 from meanshift import load_encoder
 from meanshift.models import feature_cache
+from meanshift.runtime import checkpoint
 from meanshift.transforms import eval
+from meanshift.viz.report.tables import result_tables
+from meanshift.viz.run_reader import Run
 
 TINY = (
     "--data.image_size 16 --encoder.name resnet18 --encoder.init random --encoder.width 0.125 "
@@ -52,8 +55,9 @@ def test_several_protocols_share_one_extraction(call, run, monkeypatch):
     code, out, err = call("evaluate", "knn", "linear", "cluster", "semi", run, "--fractions", "0.5")
     assert code == 0, err
     assert len(read) == 32 and len(set(read)) == 24  # 24 + 8, the names of val among those of train
-    for name in ("knn", "linear", "cluster", "semi"):
-        assert read_json(run / "results" / f"{name}.json")["card"]["protocol"] == name
+    for file in ("knn", "linear", "cluster", "semi-fractions-0.5"):
+        name = file.partition("-")[0]
+        assert read_json(run / "results" / f"{file}.json")["card"]["protocol"] == name
         assert f"\n{name} on " in out
     assert (
         len({read_json(path)["card"]["weights"] for path in (run / "results").glob("*.json")}) == 1
@@ -71,13 +75,16 @@ def test_runs_are_compared_side_by_side_on_the_same_images(call, run):
     cards = [
         read_json(run / "results" / "knn.json"),
         read_json(run / "results" / "knn-untrained.json"),
-        read_json(run.parent / "evaluations" / "pixels" / "results" / "knn-photos.json"),
+        read_json(next((run / "results").glob("knn-photos-*.json"))),
     ]
     for (_, one, twenty), card in zip(rows, cards, strict=True):
         assert float(one) == pytest.approx(card["metrics"]["1-NN"], abs=0.01)
         assert float(twenty) == pytest.approx(card["metrics"]["20-NN"], abs=0.01)
     assert len({json.dumps([c["card"][k] for k in ("data", "split", "sizes")]) for c in cards}) == 1
     assert len({card["card"]["weights"] for card in cards}) == 3
+    (table,) = result_tables([Run(run)])
+    names = ["run", "raw pixels", "the untrained encoder"]
+    assert [row["name"] for row in table["rows"]] == names
 
 
 @pytest.mark.parametrize(
@@ -138,7 +145,7 @@ def test_a_changed_weight_never_meets_old_features(call, run):
     newest = max((run / "checkpoints").iterdir())
     state = torch.load(newest, weights_only=True)
     state["method"]["online.backbone.conv1.weight"][0, 0, 0, 0] += 1
-    torch.save(state, newest)
+    checkpoint.write(newest, state)
     assert call("evaluate", "knn", run)[0] == 0
     assert read_json(run / "results" / "knn.json")["card"]["weights"] != before
     assert set((run / "features").glob("*.npy")) > files
@@ -156,18 +163,17 @@ def test_the_authors_checkpoint_is_announced_and_evaluated(call, photos, tmp_pat
     code, out, err = call("evaluate", "knn", "authors.pth", "--data", photos, "--image-size", "32")
     assert code == 0, err
     assert "authors.pth: authors' MSF, ResNet-18, epoch 200" in err
-    (path,) = (tmp_path / "evaluations").glob("authors-*/results/knn-photos.json")
+    (path,) = (tmp_path / "evaluations").glob("authors-*/results/knn-photos-*.json")
     card = read_json(path)["card"]
     assert card["encoder"] == "authors.pth: authors' MSF, ResNet-18, epoch 200"
     assert card["image_size"] == 32 and "1-NN" in out
 
 
-def test_an_untrained_network_is_named_so(call, photos, tmp_path, monkeypatch):
+def test_a_network_with_random_weights_is_named_so(call, photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, _, err = call(
-        "evaluate", "knn", "torchvision:resnet18", "--data", photos, "--image-size", "32"
-    )
-    assert code == 0 and "UNTRAINED" in err
+    spec = "torchvision:resnet18:random"
+    code, _, err = call("evaluate", "knn", spec, "--data", photos, "--image-size", "32")
+    assert code == 0 and "ResNet-18, random weights" in err
 
 
 def test_a_flat_folder_is_evaluated_with_a_csv(call, run, tmp_path, make_images):
@@ -209,7 +215,7 @@ def test_an_exported_backbone_is_evaluated_like_its_run(call, run, photos, tmp_p
         assert torch.equal(load_encoder(tmp_path / name)(x), load_encoder(run)(x))
     code, _, err = call("evaluate", "knn", tmp_path / name, "--data", photos)
     assert code == 0 and "exported by meanshift" in err
-    code, _, err = call("export", "torchvision:resnet18", "--out", tmp_path / "again.pth")
+    code, _, err = call("export", "torchvision:resnet18:random", "--out", tmp_path / "again.pth")
     assert code == 2 and "need a run directory" in err
 
 
@@ -220,7 +226,7 @@ def test_files_of_one_name_have_results_of_their_own(call, photos, tmp_path, mon
         torch.save(models.resnet18().state_dict(), f"{folder}/checkpoint.pth")
     given = ["a/checkpoint.pth", "--compare", "b/checkpoint.pth", "--data", photos]
     assert call("evaluate", "knn", *given, "--image-size", "32", "--ks", "1")[0] == 0
-    assert len(list((tmp_path / "evaluations").rglob("knn-photos.json"))) == 2
+    assert len(list((tmp_path / "evaluations").rglob("knn-photos-*.json"))) == 2
 
 
 def test_a_typo_in_compare_is_found_before_any_work(call, run, monkeypatch):

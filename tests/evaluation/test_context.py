@@ -1,7 +1,9 @@
 """Contexts: which images are evaluated, which features are shared, and what a card contains."""
 
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,19 +13,21 @@ from torch import nn
 from meanshift import config
 from meanshift.data import train_and_validation
 from meanshift.data.arrays import ArraySource
-from meanshift.evaluation import knn
+from meanshift.evaluation import cluster, knn
 from meanshift.evaluation.context import EncoderContext, EvaluationContext
-from meanshift.evaluation.result import Result
+from meanshift.evaluation.result import Result, short_hash
 from meanshift.models.weights import fingerprint, load_weights
 from tests.support.colors import make_weights
 from tests.support.sources import open_one, titles
 
 
-def run_weights(output_dir, source, seed, validation="auto"):
-    """Weights like those of a run that trained on a source."""
+def run_weights(output_dir, source, seed, validation="auto", directory=Path()):
+    """Weights like those of a run that was started in a directory and trained on a source."""
     settings = {"data.source": str(source), "train.seed": seed, "data.validation": validation}
     run_config = config.Config().with_overrides(settings)
-    return replace(make_weights(output_dir), config=run_config)
+    train, _ = train_and_validation(str(directory / source), validation, seed=seed)
+    weights = make_weights(output_dir)
+    return replace(weights, config=run_config, trained_on=train.fingerprint(), directory=directory)
 
 
 # Which images
@@ -49,6 +53,46 @@ def test_a_run_is_tested_on_its_validation_images_whatever_the_seed(tmp_path, ma
         _, validation = train_and_validation(str(source), setting, seed=3)
         context = EvaluationContext(weights, seed=seed)
         assert titles(context.test_source) == titles(validation)
+
+
+def test_a_run_is_tested_on_its_validation_images_in_any_spelling(
+    tmp_path, make_images, monkeypatch
+):
+    source = make_images(tmp_path / "all", {"a": 60, "b": 60}, size=(14, 14))
+    weights = run_weights(tmp_path / "out", "all", 3, directory=tmp_path)
+    _, validation = train_and_validation(str(source), "auto", seed=3)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to(source)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for data in (None, str(source), "../all", f"{source}/../all", "../link"):
+        context = EvaluationContext(weights, data)
+        assert titles(context.test_source) == titles(validation)
+        assert context.split.startswith("validation images of the run") and not context.name
+
+
+def test_images_of_a_run_are_held_out_of_a_copy_too_and_its_result_has_a_name_of_its_own(
+    tmp_path, make_images
+):
+    source = make_images(tmp_path / "all", {"a": 60, "b": 60}, size=(14, 14))
+    weights = run_weights(tmp_path / "out", source, 3)
+    copied = shutil.copytree(source, tmp_path / "copied")
+    context = EvaluationContext(weights, str(copied))
+    assert context.split.startswith("validation images of the run")
+    assert context.name == "copied" and context.options == {"data": str(copied)}
+
+
+def test_the_card_says_that_a_changed_source_was_seen_also_beside_other_weights(
+    tmp_path, make_images
+):
+    source = make_images(tmp_path / "all", {"a": 60, "b": 60}, size=(14, 14))
+    weights = run_weights(tmp_path / "out", source, 0)
+    make_images(source, {"a/0": 1}, size=(14, 14))
+    first = EvaluationContext(replace(weights, trained_on=""))  # as untrained:RUN
+    assert not first.seen
+    for like in (None, first):
+        with pytest.warns(UserWarning, match="have changed since the run"):
+            context = EvaluationContext(weights, like=like)
+        assert context.card()["split"].endswith("the run has seen them unlabeled")
 
 
 def test_partial_labels_do_not_change_the_validation_images_of_a_run(tmp_path, make_images):
@@ -171,12 +215,59 @@ def test_unreadable_images_are_left_out_and_counted_in_the_card(photos, tmp_path
 
 def test_a_result_of_other_images_does_not_replace_the_runs_own(make_context, tmp_path):
     path = make_context().save(Result("knn", {"1-NN": 1.0}, {}))
-    assert path == tmp_path / "out" / "results" / "knn-colors.json"
+    word = short_hash([("data", str(tmp_path / "colors.npz"))])
+    assert path == tmp_path / "out" / "results" / f"knn-colors-{word}.json"
     content = json.loads(path.read_text())
     assert content["metrics"] == {"1-NN": 1.0}
     entries = {"protocol", "settings", "data", "split", "sizes", "weights", "encoder", "seed"}
     entries |= {"image_size", "precision", "versions", "command", "date"}
     assert entries <= set(content["card"])
+
+
+def test_results_that_differ_have_names_that_differ(make_images, tmp_path):
+    one = tmp_path / "one"
+    splits = {f"{split}/{name}": 8 for split in ("train", "val") for name in "ab"}
+    sources = [make_images(tmp_path / place / "val", splits, size=(12, 12)) for place in "xy"]
+    (tmp_path / "labels.csv").write_text("file,label\n")
+    contexts = [
+        *(EvaluationContext(make_weights(one), str(source)) for source in sources),
+        *(
+            EvaluationContext(make_weights(one), str(sources[0]), **options)
+            for options in (
+                {"image_size": 16},
+                {"resize": 16},
+                {"precision": "bfloat16"},
+                {"seed": 5},
+                {"split": "val"},
+                {"output_dir": tmp_path / "out"},
+            )
+        ),
+        EvaluationContext(make_weights(tmp_path / "two"), str(sources[0]), output_dir=one),
+    ]
+    results = [
+        *(knn.evaluate(contexts[0], ks=ks) for ks in (None, [3], [1, 3])),
+        *(knn.evaluate(contexts[0], temperature=temperature) for temperature in (0.07, 0.1)),
+        *(cluster.evaluate(contexts[0], clusters=clusters) for clusters in (0, 3, 4)),
+    ]
+    assert not results[0].options and not results[5].options
+    paths = [contexts[0].save(result) for result in results]
+    paths += [context.save(results[0]) for context in contexts[1:]]
+    assert len(set(paths)) == len(results) + len(contexts) - 1
+    names = [path.stem for path in paths]
+    end = short_hash([("data", str(sources[0]))])
+    assert names[:3] == [f"knn-val-{end}", f"knn-val-ks-3-{end}", f"knn-val-ks-1-3-{end}"]
+    assert f"knn-val-image-size-16-{end}" in names
+    assert f"knn-val-precision-bfloat16-{end}" in names
+
+
+def test_a_baseline_beside_two_runs_has_two_results(tmp_path, make_images):
+    source = make_images(tmp_path / "all", {"a": 60, "b": 60}, size=(14, 14))
+    names = set()
+    for seed in (0, 1, 2):
+        run = EvaluationContext(run_weights(tmp_path / "out", source, seed))
+        baseline = EvaluationContext(make_weights(tmp_path / "baseline"), like=run)
+        names.add(baseline.save(Result("knn", {}, {})))
+    assert len(names) == 3
 
 
 def test_a_result_replaces_entries_of_the_card_and_stores_its_arrays(make_context):

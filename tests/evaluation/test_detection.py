@@ -263,7 +263,8 @@ def test_the_card_contains_what_was_done(learned):
     context, train, test, settings, result = learned
     name = f"detect-80-at-64-batch-4-rois-16-lr-0.08-{train.folder_name}"
     path = context.save(result)
-    assert path == context.output_dir / f"results/{name}.json"
+    assert path.parent == context.output_dir / "results"
+    assert re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{6}}\.json", path.name)
     content = json.loads(path.read_text())
     card, details = content["card"], content["card"]["settings"]
     assert content["metrics"] == result.metrics
@@ -363,7 +364,8 @@ def test_the_command_prints_our_row_and_the_papers(call, command, weights, tmp_p
     columns = ["AP", "AP50", "AP75"]
     assert re.split(r"  +", header.strip()) == columns + [f"{column} (COCO)" for column in columns]
     rows = [re.split(r"  +", line.strip()) for line in lines]
-    metrics = json.loads((tmp_path / f"out/results/{name}.json").read_text())["metrics"]
+    (file,) = (tmp_path / "out/results").glob(f"{name}-*.json")
+    metrics = json.loads(file.read_text())["metrics"]
     assert rows[0] == [str(weights), *(f"{value:.2f}" for value in metrics.values())]
     assert rows[1:] == [
         [f"{title} *", *(f"{value:.2f}" for value in row)] for title, row in protocol.PAPER.items()
@@ -371,7 +373,7 @@ def test_the_command_prints_our_row_and_the_papers(call, command, weights, tmp_p
     assert "* the paper's table: ResNet-50" in out
     data = "heads, VOC 07 trainval: 6 images; VOC 07 test: 3; lime, plum; batches of 2 at 38 to 64"
     assert data in err
-    image = tmp_path / f"out/results/{name}.png"
+    image = file.with_suffix(".png")
     assert image.is_file() and f"image: {image}: " in err
     assert re.search(r"\.png: \d of 3 objects found", err)
 
@@ -396,22 +398,25 @@ def test_two_weights_are_compared_on_chosen_classes(call, command, weights, tmp_
 
 
 def test_other_images_and_seeds_have_results_of_their_own(call, command, tmp_path):
-    root = write_voc(tmp_path / "moss/VOCdevkit")
-    for options in ((), ("--seed", 3), ("--seeds", 2)):
+    one, other = (write_voc(tmp_path / f"{place}/moss/VOCdevkit") for place in "ab")
+    for root, options in ((one, ()), (other, ()), (one, ("--seed", 3)), (one, ("--seeds", 2))):
         code, out, err = call(*command(tmp_path / "out", *TINY_OPTIONS, *options, root=root))
         assert code == 0, err
-    assert {path.name for path in (tmp_path / "out/results").glob("*.json")} == {
-        "detect-2-at-64-rois-8-moss.json",
-        "detect-2-at-64-rois-8-moss-seed3.json",
-        "detect-2-at-64-rois-8-moss-2-seeds.json",
-    }
+    names = [path.stem for path in (tmp_path / "out/results").glob("*.json")]
+    assert sorted(name.partition("-weights-small-")[0] for name in names) == [
+        "detect-2-at-64-rois-8-moss",
+        "detect-2-at-64-rois-8-moss",
+        "detect-2-at-64-rois-8-moss-2-seeds",
+        "detect-2-at-64-rois-8-moss-seed3",
+    ]
     assert re.search(r"small\.pt +\d+\.\d\d ± \d+\.\d\d ", out)
 
 
 def test_bfloat16_works_too(call, command, tmp_path):
     code, _, err = call(*command(tmp_path / "out", *TINY_OPTIONS, "--precision", "bfloat16"))
     assert code == 0, err
-    file = tmp_path / "out/results/detect-2-at-64-rois-8-heads-bfloat16.json"
+    results = tmp_path / "out/results"
+    (file,) = results.glob("detect-2-at-64-rois-8-heads-precision-bfloat16-*.json")
     assert json.loads(file.read_text())["card"]["precision"] == "torch.bfloat16"
 
 

@@ -295,6 +295,17 @@ def test_length_does_not_matter_only_direction():
     assert got == pytest.approx(100 * expected.score(test.numpy(), truth.numpy()))
 
 
+def test_a_k_that_is_given_twice_counts_once(make_context):
+    context = make_context(shuffled=True, train=60, test=60)
+    once = knn.evaluate(context, ks=[20, 1])
+    twice = knn.evaluate(context, ks=[20, 20, 1])
+    assert "20-NN top-5" in once.metrics and twice.metrics == once.metrics
+    assert twice.settings["ks"] == [20, 1] and twice.options == once.options
+    rows, labels = context.train.features, context.train.labels
+    accuracy = [knn_accuracy(rows, labels, rows, labels, ks=ks) for ks in ([5], [5, 5])]
+    assert accuracy[0] == accuracy[1]
+
+
 def test_more_neighbors_than_images_are_refused():
     train, labels = clusters(10, 0)
     with pytest.raises(ValueError, match=r"k = 1, 11 on 10 labeled images .* need k from 1 to 10"):

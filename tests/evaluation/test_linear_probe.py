@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from meanshift.evaluation import linear_probe
 from meanshift.evaluation.context import EvaluationContext
 from meanshift.evaluation.linear_probe import (
+    SWEEP,
     Curves,
     ProbeSettings,
     Standardize,
@@ -19,6 +20,7 @@ from meanshift.evaluation.linear_probe import (
     cached_stream,
     train_layers,
 )
+from meanshift.evaluation.result import result_name
 from meanshift.models.weights import load_weights
 from meanshift.runtime import rng
 from meanshift.transforms.augment import MultiViewTransform
@@ -186,16 +188,21 @@ def test_linear_reports_the_last_epoch_and_names_the_best(make_context, monkeypa
     [
         ({}, "linear"),
         ({"cached": True}, "linear-cached"),
-        ({"cached": True, "sweep": (0.1,)}, "linear-cached-swept"),
+        ({"cached": True, "sweep": SWEEP}, "linear-cached-swept"),
+        ({"sweep": (0.1,)}, "linear-swept-sweep-0.1"),
+        (
+            {"sweep": SWEEP, "settings": ProbeSettings.scaled(10, 0.3)},
+            "linear-swept-10-epochs",
+        ),
         ({"settings": ProbeSettings.scaled(10, 0.01)}, "linear-10-epochs"),
         ({"settings": ProbeSettings.scaled(40, 0.3), "cached": True}, "linear-cached-lr-0.3"),
     ],
 )
 def test_only_the_papers_settings_are_called_linear(make_context, monkeypatch, options, name):
-    curves = Curves([[50.0]], [[90.0]])
+    curves = Curves([[50.0] * len(SWEEP)], [[90.0] * len(SWEEP)])
     monkeypatch.setattr(linear_probe, "fit_layers", lambda *_, **__: curves)
     result = linear_probe.evaluate(make_context(train=60, test=30), **options)
-    assert result.name == name
+    assert result_name(result.name, options=result.options) == name
     views = "none: features extracted once" if "cached" in name else "crop 0.08-1, flip"
     assert result.settings["views"] == views
 
@@ -275,7 +282,8 @@ def test_a_damaged_state_file_means_a_new_start(make_context, resnet, monkeypatc
     monkeypatch.setattr(linear_probe.Path, "unlink", unlink)
     (file,) = (context.output_dir / "features").glob("layers-*.pt")
     file.write_bytes(file.read_bytes()[:500])
-    assert linear_probe.evaluate(context, settings=SHORT).settings == expected
+    with pytest.warns(UserWarning, match="the layers are trained from the start"):
+        assert linear_probe.evaluate(context, settings=SHORT).settings == expected
     assert not file.exists()
 
 

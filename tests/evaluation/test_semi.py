@@ -9,7 +9,8 @@ from torch import nn
 
 from meanshift.evaluation import linear_probe, semi
 from meanshift.evaluation.context import EvaluationContext
-from meanshift.evaluation.linear_probe import ProbeSettings
+from meanshift.evaluation.linear_probe import Curves, ProbeSettings
+from meanshift.evaluation.result import result_name
 from tests.support.colors import make_weights
 
 SHORT = ProbeSettings(lr=0.1, batch_size=64, epochs=8, milestones=(3, 6))
@@ -86,6 +87,31 @@ def test_invalid_subsets_are_refused(make_context, options, message):
         semi.evaluate(make_context(), cached=True, **options)
 
 
+def test_other_subsets_and_seeds_have_other_names(make_context, monkeypatch, tmp_path):
+    curves = Curves([[50.0]], [[90.0]])
+    monkeypatch.setattr(semi, "fit_layers", lambda *_, **__: curves)
+    context = make_context(train=600, test=30)
+    usual = {"fractions": [0.01, 0.1]}
+    for options in ({}, usual):
+        assert not semi.evaluate(context, **options).options
+    lists = []
+    for place in "xy":
+        (tmp_path / place).mkdir()
+        lists.append(tmp_path / place / "few.txt")
+        lists[-1].write_text(context.train.source.title(0))
+    others = [
+        {"fractions": [0.1]},
+        {"counts": [60]},
+        {**usual, "counts": [60]},
+        {"seeds": 2},
+        *({"lists": [path]} for path in lists),
+    ]
+    results = [semi.evaluate(context, **options) for options in others]
+    names = [result_name(result.name, options=result.options) for result in results]
+    assert names[:2] == ["semi-fractions-0.1", "semi-counts-60"]
+    assert len({*names, "semi"}) == 1 + len(others)
+
+
 def test_fine_tuning_trains_the_network_too(make_context):
     """Behind features that show one color only, labels can still train the layer before them."""
     torch.manual_seed(0)
@@ -98,5 +124,6 @@ def test_fine_tuning_trains_the_network_too(make_context):
     frozen = semi.evaluate(context, cached=True, **options)
     tuned = semi.evaluate(context, fine_tune=True, **options)
     assert tuned.name == "semi-fine-tuned-12-epochs-lr-0.3"
+    assert tuned.options == {"fractions": [1.0]}
     assert tuned.settings["training"] == "fine-tuned"
     assert tuned.metrics["100% top-1"] > frozen.metrics["100% top-1"] + 20

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from meanshift.data.arrays import ArraySource
 from meanshift.data.transfer_datasets import NAMES, Task, open_task, task_from_source
 from meanshift.evaluation import transfer
 from meanshift.evaluation.context import EncoderContext, FeatureSet
+from meanshift.evaluation.result import result_name
 from meanshift.models.weights import load_weights
 from meanshift.ops.logistic_regression import PENALTIES, LogisticRegression
 from tests.support.layouts import write_copy
@@ -156,7 +158,18 @@ def test_the_card_of_the_summary_has_splits_and_sizes_of_each(noisy):
     card = some.card["datasets"]["made"]
     assert card["sizes"] == {"train": 60, "val": 45, "test": 90} and card["split"] == "as made"
     assert transfer.summarize(dict.fromkeys(NAMES, one)).name == "transfer"
-    assert transfer.summarize(dict.fromkeys(NAMES[:6], one)).name == "transfer-of-6"
+    six = [transfer.summarize(dict.fromkeys(names, one)) for names in (NAMES[:6], NAMES[1:7])]
+    assert {result.name for result in six} == {"transfer-of-6"}
+    assert len({result_name(result.name, options=result.options) for result in six}) == 2
+
+
+def test_other_images_of_one_name_have_results_of_their_own(noisy):
+    parts, labels = noisy
+    tasks = [replace(task(labels), spec=spec) for spec in ("", "a/val", "b/val")]
+    results = [transfer.evaluate(Stub(*parts), each) for each in tasks]
+    for group in (results, [transfer.summarize({"made": result}) for result in results]):
+        names = [result_name(result.name, options=result.options) for result in group]
+        assert len(set(names)) == 3
 
 
 # The paper
@@ -254,9 +267,9 @@ def test_all_ten_from_their_own_layouts_to_the_table_and_the_cards(ten, tmp_path
     assert len(paper) == len(transfer.PAPER) + 1 and "ResNet-50 at 224" in paper[-1]
     assert "not evaluated" not in err
     results = tmp_path / "o" / "results"
-    summary = json.loads((results / "transfer.json").read_text())
+    summary = json.loads((results / "transfer-weights-pixels.json").read_text())
     for name in NAMES:
-        result = json.loads((results / f"transfer-{name}.json").read_text())
+        result = json.loads((results / f"transfer-{name}-weights-pixels.json").read_text())
         entry = open_task(name, ten)
         assert list(result["metrics"]) == [entry.metric]
         assert summary["metrics"][name] == result["metrics"][entry.metric]
@@ -291,7 +304,8 @@ def test_own_images_are_added_by_name(colors, tmp_path, call):
     )
     assert code == 0, err
     assert "mine" in out and "100.00" in out and "the paper" not in out
-    card = json.loads((tmp_path / "o" / "results" / "transfer-mine.json").read_text())["card"]
+    (file,) = (tmp_path / "o" / "results").glob("transfer-mine-*.json")
+    card = json.loads(file.read_text())["card"]
     assert card["sizes"] == {"train": 31, "val": 9, "test": 20}
 
 
@@ -302,7 +316,8 @@ def test_several_weights_stand_below_each_other(run, colors, call, tmp_path, mon
     )
     assert code == 0, err
     assert [line.split()[0] for line in out.splitlines()[3:5]] == [str(run), "pixels"]
-    assert (run / "results" / "transfer-mine.json").is_file()
+    names = sorted(path.name[:-12] for path in (run / "results").glob("transfer-mine-*.json"))
+    assert names == ["transfer-mine", "transfer-mine-weights-pixels"]
     code, _, err = call("report", run)
     assert code == 0, err
     page = (run / "report.html").read_text()
@@ -335,7 +350,7 @@ def test_mistakes_are_named_with_what_to_type(words, message, call, tmp_path, mo
     [
         (
             "transfer pixels --root . --data sample",
-            "--data: is for knn, linear, semi, cluster; got",
+            "--data: is for knn, linear, semi, cluster, rank; got",
         ),
         ("transfer pixels --root . --rois 4", "--rois: is for detect; got transfer"),
         ("detect pixels --root . --image-size 9", "--image-size: is for .*transfer; got detect"),

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pickle
+import re
 import shutil
 import urllib.error
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from torch import nn
 from torchvision import models
 
@@ -24,7 +25,7 @@ from meanshift.models import third_party
 from meanshift.models import weights as weights_module
 from meanshift.models.encoder import Encoder, build_backbone
 from meanshift.models.weights import EXPORT_FORMAT, Weights, export, fingerprint, load_weights
-from meanshift.runtime import checkpoint
+from meanshift.runtime import checkpoint, checksum
 from meanshift.training.loop import pretrain
 from meanshift.training.session import build_method
 
@@ -105,12 +106,14 @@ def without_classifier(network, layer="fc"):
 
 
 def rewrite(path, contents):
-    """Write the contents of an exported file again."""
+    """Write the contents of an exported file again, with a checksum."""
     if path.suffix == ".safetensors":
         tensors = {key: value for key, value in contents.items() if key != "meanshift"}
-        save_file(tensors, path, {"meanshift": contents["meanshift"]})
+        metadata = re.sub("(?<=crc32:)[0-9a-f]{8}", "00000000", contents["meanshift"])
+        path.unlink()  # the tensors may be mapped
+        path.write_bytes(checksum.fill(save(tensors, {"meanshift": metadata})))
     else:
-        torch.save(contents, path)
+        checkpoint.write(path, contents)
 
 
 def assert_loaded(weights, original):
@@ -126,7 +129,7 @@ def error_of(spec):
     """The error message of weights that are refused."""
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         load_weights(spec)
-    assert type(caught.value) in (ValueError, checkpoint.FormatError)
+    assert type(caught.value) in (ValueError, checkpoint.FormatError, checksum.DamagedFile)
     return str(caught.value)
 
 
@@ -600,16 +603,24 @@ def test_reading_does_not_change_the_safe_globals(tmp_path, online):
 # torchvision's own
 
 
-def test_a_network_of_torchvision_without_weights_is_untrained_and_always_the_same():
+def test_a_network_of_torchvision_without_weights_is_refused_with_the_choices():
+    assert error_of("torchvision:resnet18") == (
+        "torchvision:resnet18: names no weights; type one of torchvision:resnet18:IMAGENET1K_V1, "
+        "torchvision:resnet18:random"
+    )
+    assert error_of("torchvision:resnet10").endswith("type one of torchvision:resnet10:random")
+
+
+def test_random_weights_of_torchvision_are_always_the_same():
     torch.manual_seed(11)
     before = torch.get_rng_state()
-    one, two = load_weights("torchvision:resnet18"), load_weights("torchvision:resnet18")
+    one, two = (load_weights("torchvision:resnet18:random") for _ in range(2))
     assert torch.equal(torch.get_rng_state(), before)
-    assert one.title == two.title == "torchvision's ResNet-18, UNTRAINED"
+    assert one.title == two.title == "torchvision's ResNet-18, random weights"
     assert fingerprint(one.backbone) == fingerprint(two.backbone)
     assert_loaded(one, two.backbone)
     assert features(one.backbone).shape == (2, 512)
-    assert one.output_dir == Path("evaluations/resnet18")
+    assert one.output_dir == Path("evaluations/resnet18-random")
 
 
 def test_a_file_can_be_named_as_a_network_of_torchvision(tmp_path, resnet18):
@@ -617,6 +628,7 @@ def test_a_file_can_be_named_as_a_network_of_torchvision(tmp_path, resnet18):
     weights = load_weights(f"torchvision:resnet18={path}")
     assert weights.title == f"{path} as torchvision's ResNet-18"
     assert_loaded(weights, without_classifier(resnet18))
+    assert weights.output_dir.name == f"{path.stem}-{fingerprint(weights.backbone)[:6]}"
     message = error_of(f"torchvision:resnet34={path}")
     assert "is ResNet-34 behind 'state_dict/strange.' only in part" in message
     assert "layer1.2.conv1.weight is missing" in message
@@ -643,10 +655,9 @@ def test_a_missing_file_of_a_named_network_is_refused(tmp_path, name):
 def test_unknown_names_of_torchvision_are_refused():
     assert "got 'nonsense', need a torchvision backbone" in error_of("torchvision:nonsense")
     assert "got 'resnet81', need " in error_of("torchvision:resnet81")
-    message = error_of("torchvision:resnet18:NOPE")
-    assert message == "torchvision:resnet18:NOPE: need one of IMAGENET1K_V1"
     message = error_of("torchvision:resnet50:IMAGENET1K_V3")
-    assert message.endswith("need one of IMAGENET1K_V1, IMAGENET1K_V2")
+    assert message.startswith("torchvision:resnet50:IMAGENET1K_V3: names no weights; type one of ")
+    assert ":IMAGENET1K_V1, torchvision:resnet50:IMAGENET1K_V2, " in message
 
 
 @pytest.fixture
@@ -691,6 +702,14 @@ def test_weights_of_torchvision_see_images_as_they_were_trained(downloaded):
     network = trained(models.googlenet(init_weights=False, transform_input=True))
     downloaded(models.GoogLeNet_Weights.IMAGENET1K_V1, network.state_dict())
     weights = load_weights("torchvision:googlenet:IMAGENET1K_V1")
+    assert torch.equal(features(weights.backbone), features(without_classifier(network)))
+
+
+def test_auxiliary_classifiers_in_a_file_are_left_out(tmp_path):
+    network = trained(models.googlenet(init_weights=False))
+    assert "aux1.fc1.weight" in network.state_dict()
+    torch.save(network.state_dict(), tmp_path / "google.pth")
+    weights = load_weights(f"torchvision:googlenet={tmp_path / 'google.pth'}")
     assert torch.equal(features(weights.backbone), features(without_classifier(network)))
 
 
@@ -766,7 +785,32 @@ def test_each_checkpoint_of_a_run_has_its_own_weights(run, tmp_path):
     assert fingerprint(one.backbone) != fingerprint(two.backbone)
     away = load_weights(shutil.copy(first, tmp_path / "mine.pt"))
     assert fingerprint(away.backbone) == fingerprint(one.backbone)
-    assert (away.output_dir, away.name) == (Path("evaluations/mine"), "")
+    word = fingerprint(away.backbone)[:6]
+    assert (away.output_dir, away.name) == (Path(f"evaluations/mine-{word}"), "")
+
+
+def test_checkpoints_of_one_name_have_results_of_their_own(own, tmp_path):
+    first, _ = checkpoints(own)
+    state = checkpoint.read(first)
+    places = [tmp_path / "a" / first.name, tmp_path / "b" / first.name, own / "kept" / first.name]
+    for place in places:
+        place.parent.mkdir()
+        state["method"]["online.backbone.conv1.weight"] += 1
+        checkpoint.write(place, state)
+    loaded = [load_weights(path) for path in (first, *places)]
+    assert len({(weights.output_dir, weights.name) for weights in loaded}) == 4
+    assert loaded[0].name == first.stem and loaded[3].name == f"kept-{first.stem}"
+
+
+def test_weights_know_the_images_and_the_place_of_their_training(own, tmp_path):
+    weights = load_weights(own)
+    environment = json.loads((own / "environment.json").read_text())
+    assert weights.trained_on == environment["source"]
+    assert weights.directory == Path(environment["directory"])
+    exported = load_weights(export(weights, tmp_path / "exported.safetensors"))
+    assert exported.trained_on == weights.trained_on
+    (own / "environment.json").write_text("")
+    assert load_weights(own).directory == Path()
 
 
 def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_is_used(own):
@@ -839,7 +883,7 @@ def test_a_spoilt_export_is_refused(run, tmp_path, suffix):
     ("change", "expected"),
     [
         ({"format": EXPORT_FORMAT + 1}, "install a newer meanshift"),
-        ({"format": EXPORT_FORMAT - 1}, "install the version that wrote it"),
+        ({"format": checkpoint.FORMAT_WITHOUT_CHECKSUM - 1}, "install the version that wrote it"),
         ({"format": None}, "has format None"),
         ({"config": None}, "contains no settings"),
         ({"config": {"encoder": {"name": "resnet10", "unknown": 1}}}, "encoder.unknown"),
@@ -865,7 +909,10 @@ def test_an_export_with_damaged_metadata_is_refused(run, tmp_path, metadata):
 
 @pytest.mark.parametrize(
     ("version", "action"),
-    [(checkpoint.FORMAT + 1, "install a newer"), (checkpoint.FORMAT - 1, "move it away")],
+    [
+        (checkpoint.FORMAT + 1, "install a newer"),
+        (checkpoint.FORMAT_WITHOUT_CHECKSUM - 1, "move it away"),
+    ],
 )
 def test_a_checkpoint_of_another_format_is_refused(own, version, action):
     newest = checkpoints(own)[-1]
@@ -874,6 +921,67 @@ def test_a_checkpoint_of_another_format_is_refused(own, version, action):
         message = error_of(spec)
         assert message.startswith(f"{newest}: has format {version}, this version reads")
         assert action in message
+
+
+def flip_the_middle(path):
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    for index in range(middle, middle + 64):
+        content[index] ^= 0xFF
+    path.write_bytes(content)
+
+
+def test_a_damaged_checkpoint_is_named_and_not_used(own, tmp_path, call):
+    first, newest = checkpoints(own)
+    flip_the_middle(newest)
+    assert error_of(newest).startswith(f"{newest}: damaged (its bytes differ from its checksum)")
+    code, _, errors = call("export", newest, "--out", tmp_path / "x.safetensors")
+    assert code == 2 and f"{newest}: damaged" in errors
+    assert not (tmp_path / "x.safetensors").exists()
+    with pytest.warns(UserWarning, match=rf"{newest}: damaged .* step 3 is used instead"):
+        weights = load_weights(own)
+    assert fingerprint(weights.backbone) == fingerprint(load_weights(first).backbone)
+    shutil.copy(first, newest)
+    assert f"{newest}: damaged (it contains step 3)" in error_of(newest)
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pth"])
+def test_a_damaged_export_is_refused(run, tmp_path, suffix):
+    path = export(load_weights(run), tmp_path / f"encoder.{suffix}")
+    flip_the_middle(path)
+    assert error_of(path).startswith(f"{path}: damaged (its bytes differ from its checksum)")
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pth"])
+def test_an_export_without_a_checksum_is_damaged_unless_it_is_of_the_format_without(
+    run, tmp_path, suffix
+):
+    path = export(load_weights(run), tmp_path / f"encoder.{suffix}")
+    contents = third_party.read_file(path)
+    metadata = json.loads(contents["meanshift"])
+    metadata.pop("checksum", None)
+
+    def write(version):
+        text = json.dumps({**metadata, "format": version})
+        if suffix == "pth":
+            torch.save({**contents, "meanshift": text}, path)
+        else:
+            rewrite(path, {**contents, "meanshift": text})
+
+    write(EXPORT_FORMAT)
+    assert error_of(path).startswith(f"{path}: damaged (its checksum is missing)")
+    write(checkpoint.FORMAT_WITHOUT_CHECKSUM)
+    assert fingerprint(load_encoder(path)) == fingerprint(load_encoder(run))
+
+
+def test_a_damaged_start_is_named(own):
+    config_file = own / "config.json"
+    settings = json.loads(config_file.read_text())
+    settings["encoder"]["init"] = "pca"  # whose start is kept in a file
+    config_file.write_text(json.dumps(settings))
+    export(load_weights(own), own / "start.safetensors")
+    flip_the_middle(own / "start.safetensors")
+    assert f"{own / 'start.safetensors'}: damaged" in error_of(f"untrained:{own}")
 
 
 def test_a_checkpoint_whose_settings_do_not_fit_is_refused(own):
@@ -922,7 +1030,7 @@ def test_only_our_own_weights_are_exported_and_only_to_known_formats(run, tmp_pa
     with pytest.raises(ValueError, match=r"ends in \.safetensors, \.pt or \.pth"):
         export(load_weights(run), tmp_path / "encoder.onnx")
     with pytest.raises(ValueError, match="need a run directory or one of its checkpoints"):
-        export(load_weights("torchvision:resnet18"), tmp_path / "encoder.pth")
+        export(load_weights("torchvision:resnet18:random"), tmp_path / "encoder.pth")
     assert not list(tmp_path.iterdir())
 
 

@@ -113,7 +113,8 @@ def test_below_holds_under_its_limit(values, outcome):
 @pytest.mark.parametrize(
     ("epochs", "outcome", "reason"),
     [
-        ((0.5, 2.0), "holds", "2 of 2"),
+        ((0.5, 2.0), "holds", "2 of 2 runs, in epoch 0.5, 2"),
+        ((123.456, 2.0), "holds", "in epoch 123.46, 2"),
         ((0.5, math.inf), "inconclusive", "1 of 2"),
         ((math.inf, math.inf), "does not hold", "0 of 2"),
         ((), "inconclusive", "not run"),

@@ -169,6 +169,13 @@ def test_renamed_runs_are_found(copied, dataset):
     assert all(job.trained for job in reproduction.jobs)
 
 
+def test_a_copy_of_a_run_is_not_another_seed(copied, dataset):
+    shutil.copytree(copied / "runs" / FIRST, copied / "runs" / f"{FIRST}-copy")
+    with pytest.warns(UserWarning, match=f"{FIRST}: has the same settings as {FIRST}-copy; only"):
+        reproduction = make_reproduction("same-view", dataset, copied)
+    assert [job.folder.name for job in reproduction.jobs] == [FIRST, SECOND]
+
+
 def test_a_damaged_run_does_not_hide_the_others(copied, dataset):
     (copied / "runs" / FIRST / "config.json").write_text("{")
     reproduction = make_reproduction("same-view", dataset, copied)

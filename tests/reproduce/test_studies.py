@@ -1,5 +1,6 @@
 """Studies and scales: every study at every scale, the paper's metrics, and their plots."""
 
+import csv
 import re
 from dataclasses import replace
 
@@ -231,6 +232,33 @@ def test_the_last_bank_is_as_large_as_the_dataset(dataset):
     assert without_data("cpu", 256).bank_sizes == (256,)
     assert without_data("paper", 1_281_167).bank_sizes == SCALES["paper"].bank_sizes
     assert without_data("paper", 600).bank_sizes == (256, 600)
+
+
+@pytest.mark.parametrize("sizes", [(256, 1_024), (256, 1_024, 4_096), (256, 512, 1_024, 4_096)])
+def test_no_bank_is_compared_with_itself(sizes):
+    study = STUDIES["bank"](sizes)
+    titles = [variant.title for variant in study.variants]
+    table = {
+        title: {column: Measurement((float(place), place + 0.1)) for column in study.columns}
+        for place, title in enumerate(titles)
+    }
+    verdicts = [claim.decide(table, study.columns) for claim in study.claims]
+    assert len(verdicts) == min(len(sizes) - 1, 2) and verdicts[0].outcome == "holds"
+
+
+def test_the_csv_has_a_column_for_each_run():
+    study = STUDIES["same-view"](())
+    values = {title: (1.0, 2.0, 3.0)[:count] for count, title in
+              enumerate((variant.title for variant in study.variants), start=2)}  # fmt: skip
+    table = {
+        title: {column: Measurement(row) for column in study.columns}
+        for title, row in values.items()
+    }
+    text = StudyResult("same-view", study, table, {}).csv()
+    header, *rows = csv.reader(text.splitlines())
+    assert header[3:] == ["mean", "std", "paper", "run 1", "run 2", "run 3"]
+    assert all(len(row) == len(header) for row in rows)
+    assert rows[0][6:] == ["1", "2", ""] and rows[-1][6:] == ["1", "2", "3"]
 
 
 def test_few_labels_are_at_least_one_per_class(tmp_path):

@@ -90,11 +90,12 @@ def evaluate(
     first = trials[context.seed]
     by_seed = {name: [trial.metrics[name] for trial in trials.values()] for name in first.metrics}
     return Result(
-        _result_name(context, train, test, settings, seeds),
+        _result_name(train, test, settings, seeds),
         _summarize(by_seed),
         _details(test, settings, trials, by_seed),
         arrays=_arrays(test, first.detections),
         card=_card(train, test, settings, list(trials.values())),
+        options={"root": [str(train.root.expanduser().resolve()), *test.classes]},
     )
 
 
@@ -175,20 +176,14 @@ def paper_rows() -> dict[str, dict[str, float]]:
 
 
 def _result_name(
-    context: EncoderContext,
-    train: DetectionDataset,
-    test: DetectionDataset,
-    settings: DetectionSettings,
-    seeds: int,
+    train: DetectionDataset, test: DetectionDataset, settings: DetectionSettings, seeds: int
 ) -> str:
-    """A name that tells settings, data, chosen classes, number of seeds and precision."""
+    """A name that tells settings, data, chosen classes and number of seeds."""
     words = [f"detect{settings.tag}", train.folder_name]
     if test.classes_chosen:
         words += test.classes
     if seeds > 1:
         words.append(f"{seeds}-seeds")
-    if context.precision != torch.float32:
-        words.append(str(context.precision).removeprefix("torch."))
     return re.sub(r"[^\w.-]+", "-", "-".join(words))[:120]
 
 
