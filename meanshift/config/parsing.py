@@ -71,7 +71,7 @@ def close(name: str, known: list[str], others: list[str]) -> str:
     def similarity(other: str) -> float:
         return difflib.SequenceMatcher(None, other, name).ratio()
 
-    near = difflib.get_close_matches(name, list(dict.fromkeys(known)), n=3, cutoff=0.4)
+    near = difflib.get_close_matches(name, list(dict.fromkeys(known)), n=3)
     near = [other for other in near if similarity(other) > similarity(near[0]) - 0.1]
     return " or ".join(near or others)
 
