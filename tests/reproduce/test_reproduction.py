@@ -363,6 +363,11 @@ def pending(pid, number):
     return bool(mask >> (number - 1) & 1)
 
 
+def signal_all(processes, number):
+    for pid in processes:
+        os.kill(pid, number)
+
+
 @pytest.fixture(scope="module")
 def interrupted(finished, dataset, tmp_path_factory):
     """A reproduction killed while it trains, then stopped by SIGTERM, and then finished."""
@@ -375,9 +380,11 @@ def interrupted(finished, dataset, tmp_path_factory):
     with start_processes(1, words, folder) as group:
         wait_for_lines(run, 6, group)
         seen.children = children(group.processes[0].pid)
+        signal_all(seen.children, signal.SIGSTOP)  # it must not finish meanwhile
         with contextlib.redirect_stderr(io.StringIO()) as err:
             seen.second = main(words), err.getvalue()
         group.signal(signal.SIGKILL)
+        signal_all(seen.children, signal.SIGCONT)
         group.wait()
         seen.ended = [has_ended(pid) for pid in seen.children]
     seen.killed_at = step_of(run)
