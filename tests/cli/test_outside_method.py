@@ -86,6 +86,7 @@ def test_its_settings_are_flags_with_help(call, command):
     assert "--method.k " not in flat
 
 
+@pytest.mark.slow
 def test_it_is_trained_stopped_continued_and_evaluated(call, command, tmp_path, monkeypatch):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     code, _, err = call(*command, "--out", whole)

@@ -269,6 +269,7 @@ def test_a_worker_that_hangs_and_ignores_signals_is_killed(monkeypatch):
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.slow
 def test_a_program_ends_although_something_still_refers_to_the_loader():
     """The workers ignore SIGTERM, so an exit that only asks them to end would wait forever."""
     code = """

@@ -251,6 +251,7 @@ def _read_elsewhere(source, pipe):
     pipe.send((source.labels.tolist(), source.read(3).sum().item(), source.classes))
 
 
+@pytest.mark.slow
 def test_a_worker_maps_the_file_itself(tmp_path, make_images):
     root = make_images(tmp_path / "photos", {"a": 30, "b": 30}, size=(80, 80))
     source = packed(root, tmp_path / "out")["train"]
@@ -287,6 +288,7 @@ def test_features_are_those_of_the_folder(tmp_path, make_images):
 
 
 @pytest.mark.filterwarnings("always:.*cannot be read")
+@pytest.mark.slow
 def test_runs_from_the_store_end_in_the_same_bits_as_from_the_folder(tmp_path, call, broken):
     assert call("pack", broken, tmp_path / "out", "--side", 40)[0] == 0
     settings = {

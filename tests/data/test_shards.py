@@ -465,6 +465,7 @@ def test_a_remote_shard_that_changes_while_it_is_read_is_refused(sharded):
 
 @pytest.mark.filterwarnings("always:.*cannot be read")
 @pytest.mark.parametrize("where", ["local", "remote"])
+@pytest.mark.slow
 def test_a_run_that_loses_its_shards_continues_to_the_same_bits(
     tmp_path, make_images, monkeypatch, where
 ):

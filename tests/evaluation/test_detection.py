@@ -80,6 +80,7 @@ def outcome(out):
     return state, unreadable, result["metrics"], {name: result["card"][name] for name in names}
 
 
+@pytest.mark.slow
 def test_a_killed_command_typed_again_ends_in_the_same_bits(call, command, tmp_path):
     options = ("--iterations", 24, "--size", 64, "--batch-size", 2, "--rois", 8)
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"

@@ -77,6 +77,7 @@ def records(run, kind="train"):
     return [line for line in lines if line["kind"] == kind]
 
 
+@pytest.mark.slow
 def test_the_method_trains_from_the_command_line_and_from_python(photos, monkeypatch):
     Path("align_uniform.py").write_text(code("# align_uniform.py\n"))
     train = [*command("pretrain"), *FLAGS]
@@ -98,6 +99,7 @@ def test_the_method_trains_from_the_command_line_and_from_python(photos, monkeyp
 
 
 @pytest.mark.usefixtures("photos")
+@pytest.mark.slow
 def test_the_method_is_resumed_and_evaluated_like_any_other():
     Path("align_uniform.py").write_text(code("# align_uniform.py\n"))
     train = [*command("pretrain"), *FLAGS]
@@ -135,6 +137,7 @@ def test_the_source_is_trained_and_evaluated_on(install, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("photos")
+@pytest.mark.slow
 def test_the_evaluation_gives_a_result_and_a_card(install, monkeypatch):
     install("meanshift/evaluation/centroid.py")
     assert '"centroid": "meanshift.evaluation.centroid"' in PAGE
@@ -155,6 +158,7 @@ def test_the_evaluation_gives_a_result_and_a_card(install, monkeypatch):
 
 
 @pytest.mark.usefixtures("photos")
+@pytest.mark.slow
 def test_the_figure_is_drawn(install, tmp_path):
     install("meanshift/viz/figures/spread.py")
     assert main([*"pretrain small --data PHOTOS --out runs/photos".split(), *FLAGS]) == 0

@@ -33,6 +33,7 @@ print(codes)
 """
 
 
+@pytest.mark.slow
 def test_training_evaluation_embedding_and_export_need_no_extra(tmp_path):
     """And a report says which one it needs."""
     arrays, run = make_arrays(tmp_path), tmp_path / "run"

@@ -211,7 +211,9 @@ def test_a_first_process_that_hangs_is_named_too(command, halfway, tmp_path):
     [
         pytest.param("replicated", 0, 200_000, r"step-\d+\.pt", marks=pytest.mark.slow),
         pytest.param("sharded", 0, 200_000, r"step-\d+\.pt", marks=pytest.mark.slow),
-        ("sharded", 1, 2_000, r"step-\d+\.part-0001-of-0002\.pt"),
+        pytest.param(
+            "sharded", 1, 2_000, r"step-\d+\.part-0001-of-0002\.pt", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_full_disk_names_the_file_ends_all_processes_and_damages_nothing(
@@ -257,6 +259,7 @@ def test_an_image_that_one_process_cannot_read_is_counted_in_all(photos, tmp_pat
 # Asked to stop
 
 
+@pytest.mark.slow
 def test_sigterm_to_one_process_saves_the_run_and_it_ends_in_the_same_bits(
     command, whole, stopped, halfway, tmp_path
 ):
@@ -316,6 +319,7 @@ def test_sigterm_to_torchrun_saves_its_workers(command, halfway, tmp_path):
 
 
 @pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
 def test_a_second_run_in_the_same_directory_is_refused_and_the_first_undisturbed(
     command, whole, tmp_path, world
 ):
@@ -366,7 +370,7 @@ def saved(out):
 @pytest.mark.parametrize(
     ("first", "then"),
     [
-        ("sharded", "sharded"),
+        pytest.param("sharded", "sharded", marks=pytest.mark.slow),
         pytest.param("replicated", "replicated", marks=pytest.mark.slow),
         pytest.param("sharded", "replicated", marks=pytest.mark.slow),
     ],

@@ -69,7 +69,11 @@ def take_steps(config, out, gpu, count=1):
         gpu.strict = False
 
 
-@pytest.mark.parametrize("name", METHODS)
+EVERYDAY = ("msf", "moco", "swav")  # the others are slow tests
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in METHODS if name not in EVERYDAY]
+
+
+@pytest.mark.parametrize("name", [*EVERYDAY, *OTHERS])
 def test_a_step_of_every_method_stays_on_the_gpu(name, source, teacher, tmp_path, gpu):
     take_steps(configure(name, source, teacher), tmp_path / "run", gpu)
 

@@ -120,6 +120,7 @@ def test_a_run_killed_again_and_again_ends_in_the_same_bits(
     assert_same(outcome(out), expected, unless=WORKERS)
 
 
+@pytest.mark.slow
 def test_a_run_killed_in_fresh_interpreters_ends_in_the_same_bits(command, expected, tmp_path):
     """As a user types it: `python -m meanshift pretrain ...`, killed, and typed again."""
     out = tmp_path / "run"
@@ -131,6 +132,7 @@ def test_a_run_killed_in_fresh_interpreters_ends_in_the_same_bits(command, expec
     assert_same(outcome(out), expected)
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_gradients_accumulate_ends_in_the_same_bits(command, tmp_path):
     """Three batches per update: steps 4 and 9 are the second and the last of their epoch's.
 
@@ -202,6 +204,7 @@ def test_sigterm_before_the_first_step_asks_for_a_requeue(command, tmp_path):
     assert "Traceback" not in group.output and not out.exists()
 
 
+@pytest.mark.slow
 def test_a_killed_loader_worker_is_reported_with_what_to_do(command, expected, tmp_path):
     """The system kills a worker when the memory is full."""
 
@@ -221,6 +224,7 @@ def test_a_killed_loader_worker_is_reported_with_what_to_do(command, expected, t
     assert_same(outcome(out), expected, unless=WORKERS)
 
 
+@pytest.mark.slow
 def test_sigterm_to_the_whole_group_ends_the_workers_too(command, expected, tmp_path):
     out = tmp_path / "run"
     arguments = command(out, data__workers=2)

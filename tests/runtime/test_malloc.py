@@ -31,6 +31,7 @@ def page_faults(mode):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a setting of glibc")
+@pytest.mark.slow
 def test_freed_memory_is_reused():
     kept = page_faults("keep")
     default = page_faults("default")

@@ -224,6 +224,7 @@ def test_a_backbone_that_is_frozen_in_part_stays_so(arrays, tmp_path, change_met
 
 
 @pytest.mark.parametrize(("name", "world"), [("muon", 1), ("sgd", 2)])
+@pytest.mark.slow
 def test_a_run_interrupted_in_both_phases_ends_in_the_same_bits(arrays, tmp_path, name, world):
     """In step 8, when the heads are trained alone, and in 12, when that has just ended."""
     config = toy_config(

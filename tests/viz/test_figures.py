@@ -643,6 +643,7 @@ def test_an_invalid_number_is_refused_by_its_flag(make, call, flag, value):
 
 
 @pytest.mark.filterwarnings("ignore:no installed font")
+@pytest.mark.slow
 def test_files_contain_their_descriptions_and_are_reproducible(make, solid, tmp_path):
     results, arrays = clustered(solid, np.arange(60) % 4)
     results |= {**cost_result(0.1, 0.2), **knn_result(30.0)}

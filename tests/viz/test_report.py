@@ -292,6 +292,7 @@ def test_the_commands_it_shows_make_the_same_run(runs_folder, page):
         },
     )
 )
+@pytest.mark.slow
 def test_any_configuration_has_its_command(chosen):
     from meanshift.cli import parse_arguments
     from meanshift.cli.settings import configure

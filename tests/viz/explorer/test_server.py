@@ -151,6 +151,7 @@ def test_the_printed_address_can_be_opened():
     assert server.url("0.0.0.0", 1, "t") == f"http://{socket.gethostname()}:1/?token=t"
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_it_with_exit_code_zero(run):
     code = (
         "from pathlib import Path; from meanshift.viz.explorer.server import serve;"
