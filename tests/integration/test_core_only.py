@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.support.toy_method import make_arrays
 
 EXTRAS = (
