@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import random
 import shutil
 import signal
 import time
@@ -262,21 +261,3 @@ def files(out):
         for path in paths
         if path.name not in ("environment.json", ".lock")
     }
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("workers", [0, 2])
-def test_kills_at_any_moment_do_not_change_a_bit(command, expected, tmp_path, seed, workers):
-    """Killed by another process at random, several times, and continued."""
-    draw, out = random.Random(seed), tmp_path / "run"
-    arguments = command(out, data__workers=workers)
-    for attempt in range(3):
-        with start_processes(1, arguments, tmp_path / str(attempt)) as group:
-            path = out / "metrics.jsonl"
-            lines = path.read_text().count("\n") if path.exists() else 0
-            wait_for_lines(out, lines + draw.randint(1, 6), group)
-            group.signal(signal.SIGKILL)
-            group.wait()
-    finish(arguments, out)
-    assert_same(outcome(out), expected, unless=WORKERS)
