@@ -48,14 +48,17 @@ def photos(tmp_path_factory):
 
 
 def command_of(photos, out, method, **changed):
-    """20 steps of a method, a checkpoint every second step."""
+    """20 or 24 steps of a method, with several checkpoints in an epoch."""
     if method == "msf":
         return pretrain_command(photos, out, **changed)
-    words = pretrain_command(photos, out, train__batch_size=8, **changed)
+    words = pretrain_command(photos, out, train__batch_size=8, train__epochs=8, **changed)
     for name in ("--method.bank_size", "--method.k"):  # settings of msf
         at = words.index(name)
         del words[at : at + 2]
-    own = {"moco": "--method.bank_size 24", "swav": "--method.prototypes 4 --method.small_crops 0"}
+    own = {
+        "moco": "--method.bank_size 24 --encoder.batch_groups 1",
+        "swav": "--method.prototypes 4 --method.small_crops 0",
+    }
     return [*words, "--method.name", method, *own[method].split()]
 
 
