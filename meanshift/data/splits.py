@@ -94,24 +94,15 @@ def evaluation_splits(
     seed = 0 if run is None else run.train.seed
     changed = False
     if run is not None:
-        validation = run.data.validation
-        run_train: Source | None = None
-        run_validation: Source | None = None
-        with contextlib.suppress(ValueError):  # it can no longer be split as in the run
-            as_in_run = opened if labels is None else open_source(spec)
-            run_train, run_validation = _divide(spec, as_in_run, validation, seed=seed)
-        if trained_on:
-            changed = run_train is None or run_train.fingerprint() != trained_on
-        is_usable = not split and not changed and train is unsupervised
-        if is_usable and isinstance(run_train, Subset) and isinstance(run_validation, Subset):
+        parts, changed = _parts_of_run(spec, opened if labels is None else None, run, trained_on)
+        if parts and not split and not changed and train is unsupervised:
             # The labels may be those of another table, so the indices are applied to `train`.
-            fit = train.subset(run_train.indices)
-            test = train.subset(run_validation.indices)
+            fit, test = (train.subset(part.indices) for part in parts)
             if fit.labeled and test.labeled:
-                description = f"validation images of the run ({validation}), seed {seed}"
+                description = f"validation images of the run ({run.data.validation}), seed {seed}"
                 return EvaluationSplits(labeled_only(fit), labeled_only(test), description)
-        if not split and validation in usable:
-            split = str(validation)
+        if not split and run.data.validation in usable:
+            split = str(run.data.validation)
     name = split or _held_out(usable)
     if name:
         named = match_classes(splits[name], train)
@@ -132,6 +123,21 @@ def evaluation_splits(
             stacklevel=2,
         )
     return EvaluationSplits(*train_and_test, description, seen)
+
+
+def _parts_of_run(
+    spec: str, opened: Mapping[str, Source] | None, run: Config, trained_on: str
+) -> tuple[tuple[Subset, Subset] | None, bool]:
+    """Training and validation images that a run has split off, and whether they have changed."""
+    train: Source | None = None
+    validation: Source | None = None
+    with contextlib.suppress(ValueError):  # it can no longer be split as in the run
+        opened = opened or open_source(spec)
+        train, validation = _divide(spec, opened, run.data.validation, seed=run.train.seed)
+    changed = bool(trained_on) and (train is None or train.fingerprint() != trained_on)
+    if isinstance(train, Subset) and isinstance(validation, Subset):
+        return (train, validation), changed
+    return None, changed
 
 
 def is_trained_on(spec: str, run: Config, fingerprint: str) -> bool:

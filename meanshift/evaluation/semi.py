@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -62,13 +63,6 @@ def evaluate(
     train = context.train
     if not (fractions or counts or lists):
         fractions = FRACTIONS
-    usual = tuple(fractions) == FRACTIONS and not (counts or lists)
-    options = {
-        "fractions": [] if usual else list(fractions),
-        "counts": list(counts),
-        "lists": [str(path.resolve()) for path in lists],
-        "seeds": 0 if seeds == 1 else seeds,
-    }
     all_seeds = range(context.seed, context.seed + seeds)
     subsets = _draw_subsets(train, fractions, counts, all_seeds)
     for path in lists:
@@ -101,8 +95,22 @@ def evaluate(
         **asdict(settings),
     }
     name = "semi-fine-tuned" if fine_tune else "semi-cached" if cached else "semi"
-    given = {option: value for option, value in options.items() if value}
-    return Result(name + settings.tag, _summarize(trials), details, options=given)
+    options = _changed_options(fractions, counts, lists, seeds)
+    return Result(name + settings.tag, _summarize(trials), details, options=options)
+
+
+def _changed_options(
+    fractions: Sequence[float], counts: Sequence[int], lists: Sequence[Path], seeds: int
+) -> dict[str, Any]:
+    """The options that differ from the default, for the name of the result."""
+    usual = tuple(fractions) == FRACTIONS and not (counts or lists)
+    options = {
+        "fractions": [] if usual else list(fractions),
+        "counts": list(counts),
+        "lists": [str(path.resolve()) for path in lists],
+        "seeds": 0 if seeds == 1 else seeds,
+    }
+    return {option: value for option, value in options.items() if value}
 
 
 def _draw_subsets(

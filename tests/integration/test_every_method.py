@@ -12,7 +12,7 @@ from meanshift.training import loop
 from meanshift.training.loop import pretrain
 from meanshift.training.session import open_session
 from meanshift.training.step import TrainStep
-from tests.support.every_method import configure, train_teacher, write_images
+from tests.support.every_method import configure
 from tests.support.exact import assert_same
 from tests.support.forked import in_processes
 
@@ -24,16 +24,6 @@ NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) f
 
 class Interrupted(Exception):
     pass
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    return write_images(tmp_path_factory.mktemp("images"))
-
-
-@pytest.fixture(scope="module")
-def teacher(source, tmp_path_factory):
-    return train_teacher(source, tmp_path_factory.mktemp("teacher"))
 
 
 def train_until(config, out, stop):

@@ -21,18 +21,8 @@ from meanshift.models.features import feature_batches
 from meanshift.training import metrics
 from meanshift.training.session import open_session
 from meanshift.training.step import TrainStep
-from tests.support.every_method import configure, train_teacher, write_images
+from tests.support.every_method import configure
 from tests.support.fake_gpu import DELIBERATE, GPU, Waits, fake_gpu
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    return write_images(tmp_path_factory.mktemp("images"))
-
-
-@pytest.fixture(scope="module")
-def teacher(source, tmp_path_factory):
-    return train_teacher(source, tmp_path_factory.mktemp("teacher"))
 
 
 @pytest.fixture
