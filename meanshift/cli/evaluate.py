@@ -1,4 +1,4 @@
-"""`meanshift evaluate`: the evaluation protocols on frozen features, transfer and detection."""
+"""`meanshift evaluate`: the protocols on features, fine-tuning, transfer and detection."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from meanshift.runtime.errors import SharedError
 if TYPE_CHECKING:
     from meanshift.models.weights import Weights
 
-HELP = "evaluate frozen features: " + ", ".join(PROTOCOLS)
+HELP = "evaluate features: " + ", ".join(PROTOCOLS)
 
 _WITH_ROOT = ("transfer", "detect")
 """protocols on data sets of their own; the others are on the features of one source"""
@@ -31,26 +31,27 @@ _PROTOCOLS_BY_OPTION = {  # the protocols that read an option; the other options
     "data": _FEATURES,
     "split": _FEATURES,
     "labels": _FEATURES,
+    "group": _FEATURES,
     "image_size": (*_FEATURES, "transfer"),
     "resize": (*_FEATURES, "transfer"),
     "ks": ("knn",),
     "temperature": ("knn",),
     "sweep": ("linear",),
     "cached": ("linear", "semi"),
-    "epochs": ("linear", "semi"),
-    "lr": ("linear", "semi", "detect"),
-    "fractions": ("semi",),
-    "counts": ("semi",),
-    "lists": ("semi",),
-    "fine_tune": ("semi",),
-    "seeds": ("semi", "detect"),
+    "epochs": ("linear", "semi", "finetune"),
+    "lr": ("linear", "semi", "finetune", "detect"),
+    "backbone_lr": ("finetune",),
+    "fractions": ("semi", "finetune"),
+    "counts": ("semi", "finetune"),
+    "lists": ("semi", "finetune"),
+    "seeds": ("semi", "finetune", "detect"),
     "clusters": ("cluster",),
     "root": ("transfer", "detect"),
     "only": ("transfer",),
     "add": ("transfer",),
     "iterations": ("detect",),
     "size": ("detect",),
-    "batch_size": ("detect",),
+    "batch_size": ("finetune", "detect"),
     "rois": ("detect",),
     "classes": ("detect",),
 }
@@ -74,6 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--split", default="", help="the split to evaluate on [val or test]")
     parser.add_argument(
+        "--group", metavar="RULE", help="images to keep in one split, as data.group [the run's]"
+    )
+    parser.add_argument(
         "--seed", type=int, help="of layers, subsets, clusters [the run's; transfer, detect: 0]"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="for results and features")
@@ -90,13 +94,15 @@ def _add_feature_arguments(parser: argparse.ArgumentParser) -> None:
     knn.add_argument(
         "--temperature", type=float, help="weight votes by exp(similarity / T) [equal votes]"
     )
-    linear = parser.add_argument_group("linear and semi")
+    linear = parser.add_argument_group("linear, semi and finetune")
     linear.add_argument(
         "--cached", action="store_true", help="train on features extracted once, not on views"
     )
-    linear.add_argument("--lr", type=float, help="learning rate [0.01; detect: 0.02 per 16 images]")
     linear.add_argument(
-        "--epochs", type=int, help="learning rate x0.1 after 3/8 and 3/4 of them [40]"
+        "--lr", type=float, help="of the linear layer [0.01; detect: 0.02 per 16 images]"
+    )
+    linear.add_argument(
+        "--epochs", type=int, help="[40; finetune: 30, but at least 200 and at most 2000 steps]"
     )
     linear.add_argument(
         "--sweep",
@@ -105,14 +111,22 @@ def _add_feature_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LR",
         help="linear: choose the learning rate on a tenth of the training images",
     )
-    semi = parser.add_argument_group("semi")
-    semi.add_argument("--fractions", type=float, nargs="+", help="of the labels [0.01 0.1]")
+    linear.add_argument(
+        "--backbone-lr",
+        type=float,
+        nargs="+",
+        metavar="LR",
+        help="finetune: of several the best on a fifth of the labeled images [0.001 0.01 0.1]",
+    )
+    semi = parser.add_argument_group("semi and finetune")
+    semi.add_argument(
+        "--fractions", type=float, nargs="+", help="of the labels [0.01 0.1; finetune: 0.01 0.1 1]"
+    )
     semi.add_argument("--counts", type=int, nargs="+", help="of labeled images")
     semi.add_argument(
         "--lists", type=Path, nargs="+", metavar="FILE", help="image names, one per line"
     )
     semi.add_argument("--seeds", type=int, help="subsets to draw (detect: runs), for a std [1]")
-    semi.add_argument("--fine-tune", action="store_true", help="train the whole network")
     cluster = parser.add_argument_group("cluster")
     cluster.add_argument("--clusters", type=int, help="[as many as classes]")
 
@@ -136,7 +150,7 @@ def _add_detection_arguments(parser: argparse.ArgumentParser) -> None:
     detect.add_argument(
         "--size", type=int, help="short side; batch and regions scale with it [800]"
     )
-    detect.add_argument("--batch-size", type=int, help="images per iteration [16]")
+    detect.add_argument("--batch-size", type=int, help="images per iteration [16; finetune: 64]")
     detect.add_argument("--rois", type=int, help="regions per image to learn from [512]")
     detect.add_argument("--classes", metavar="NAMES", help="as cat,dog [all that are annotated]")
 
@@ -232,10 +246,13 @@ def _evaluate_features(args: argparse.Namespace, names: list[str], specs: dict[s
                 split=args.split,
                 seed=args.seed,
                 labels=args.labels,
+                group=args.group,
                 output_dir=_output_dir(args, spec, weights_by_spec),
                 **reading_options(args),
             )
-        first = first or context
+        if first is None:
+            first = context
+            print_status(f"{context.data}: {context.counts}")
         print_status(f"{spec}: {weights.title}; {context.data}: {context.split}")
         for name in names:
             protocol = importlib.import_module(PROTOCOLS[name])
@@ -244,7 +261,8 @@ def _evaluate_features(args: argparse.Namespace, names: list[str], specs: dict[s
             if rank() == 0:
                 print_status(f"card: {context.save(result)}")
             if len(columns[name]) == len(weights_by_spec):  # complete; a slow protocol may follow
-                print_result(f"\n{result.name} on {context.data}\n{table(columns[name])}")
+                rows = table(columns[name], as_rows=name == "finetune")
+                print_result(f"\n{result.name} on {context.data}\n{rows}")
 
 
 def _output_dir(args: argparse.Namespace, spec: str, compared: dict[str, Weights]) -> Path | None:
@@ -260,23 +278,23 @@ def _output_dir(args: argparse.Namespace, spec: str, compared: dict[str, Weights
 
 def _protocol_options(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """The options of each protocol on features, without those that were not typed."""
+    from meanshift.evaluation.finetune import FinetuneSettings
     from meanshift.evaluation.linear_probe import SWEEP, ProbeSettings
 
     lr = 0.01 if args.lr is None else args.lr
     epochs = 40 if args.epochs is None else args.epochs
     layer = {"settings": ProbeSettings.scaled(epochs, lr), "cached": args.cached}
     sweep = None if args.sweep is None else tuple(args.sweep) or SWEEP
+    subsets = {name: getattr(args, name) for name in ("fractions", "counts", "lists", "seeds")}
+    tuning = {"lr": args.lr, "epochs": args.epochs, "batch_size": args.batch_size}
+    if args.backbone_lr is not None:
+        tuning["backbone_lrs"] = tuple(args.backbone_lr)
+    typed = {option: value for option, value in tuning.items() if value is not None}
     options = {
         "knn": {"ks": args.ks, "temperature": args.temperature},
         "linear": {**layer, "sweep": sweep},
-        "semi": {
-            **layer,
-            "fractions": args.fractions,
-            "counts": args.counts,
-            "lists": args.lists,
-            "seeds": args.seeds,
-            "fine_tune": args.fine_tune,
-        },
+        "semi": {**layer, **subsets},
+        "finetune": {**subsets, "settings": FinetuneSettings(**typed)},
         "cluster": {"clusters": args.clusters},
     }
     return {
@@ -322,6 +340,7 @@ def _evaluate_transfer(args: argparse.Namespace, specs: dict[str, str]) -> None:
 
 def _open_tasks(args: argparse.Namespace, seed: int) -> list[Any]:
     """The datasets to evaluate on; those that are not there are listed."""
+    from meanshift.data import describe_splits
     from meanshift.data.transfer_datasets import DatasetNotFound, open_task, task_from_source
 
     names, added = _task_names(args)
@@ -337,6 +356,9 @@ def _open_tasks(args: argparse.Namespace, seed: int) -> list[Any]:
         print_status("not evaluated:\n  " + "\n  ".join(missing))
     if not tasks:
         raise ValueError(f"transfer: none of {', '.join(names)} is under {args.root}; see above")
+    for task in tasks:
+        parts = {"train": task.train, "val": task.val, "test": task.test}
+        print_status(f"{task.name}: {describe_splits(parts)}")
     return tasks
 
 

@@ -1,4 +1,4 @@
-"""Protocols: a frozen encoder and images in, metrics and a card out; one module per protocol."""
+"""Protocols: an encoder and images in, metrics and a card out; one module per protocol."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ PROTOCOLS = {
     "knn": "meanshift.evaluation.knn",
     "linear": "meanshift.evaluation.linear_probe",
     "semi": "meanshift.evaluation.semi",
+    "finetune": "meanshift.evaluation.finetune",
     "cluster": "meanshift.evaluation.cluster",
     "rank": "meanshift.evaluation.rank",
     "transfer": "meanshift.evaluation.transfer",

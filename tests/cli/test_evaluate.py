@@ -31,6 +31,24 @@ def test_several_weights_are_compared_side_by_side(call, trained):
         assert spec in out
 
 
+def test_fine_tuning_has_a_row_per_encoder_and_a_column_per_subset(call, trained):
+    words = "--fractions 0.5 1 --epochs 1 --backbone-lr 0.01 --seeds 2".split()
+    others = [f"random:{trained}", f"untrained:{trained}", "pixels"]
+    code, out, err = call("evaluate", "finetune", trained, *words, "--compare", *others)
+    assert code == 0, err
+    header, *rows = out.split("\nfinetune on ")[1].splitlines()[1:]
+    assert header.split() == ["50%", "top-1", "100%", "top-1"]
+    assert [row.split()[0] for row in rows] == [str(trained), *others]
+    name = "finetune-fractions-0.5-1.0-seeds-2-backbone-lrs-0.01-epochs-1"
+    result = json.loads((trained / "results" / f"{name}.json").read_text())
+    assert rows[0].split()[1:4] == [
+        f"{result['metrics']['50% top-1']:.2f}",
+        "±",
+        f"{result['metrics']['50% top-1 std']:.2f}",
+    ]
+    assert result["card"]["settings"]["subsets"] == {"50%": 6, "100%": 12}
+
+
 def test_weights_that_are_named_twice_leave_no_other_out(call, trained):
     code, out, _ = call("evaluate", "knn", "cluster", trained, "--compare", "pixels", trained)
     assert code == 0
@@ -75,7 +93,7 @@ def test_a_run_is_evaluated_on_its_validation_images(call, tmp_path, make_images
 @pytest.mark.parametrize("words", [["knn"], ["magic", "run"], ["run"]])
 def test_the_error_says_what_is_needed(call, words):
     code, _, err = call("evaluate", *words)
-    assert code == 2 and "need one or more of knn, linear, semi, cluster" in err
+    assert code == 2 and "need one or more of knn, linear, semi, finetune, cluster" in err
 
 
 def test_a_run_that_does_not_exist_is_named(call, tmp_path):
@@ -93,12 +111,12 @@ def test_a_wrong_k_is_refused(call, trained, k):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("knn RUN --epochs 3", "--epochs: is for linear, semi; got knn"),
+        ("knn RUN --epochs 3", "--epochs: is for linear, semi, finetune; got knn"),
         ("knn RUN --sweep", "--sweep: is for linear; got knn"),
-        ("knn RUN --fine-tune", "--fine-tune: is for semi"),
+        ("semi RUN --backbone-lr 1", "--backbone-lr: is for finetune; got semi"),
         ("linear cluster RUN --temperature 0.1", "--temperature: is for knn"),
         ("transfer RUN --split val", "--split: is for knn"),
-        ("knn RUN --batch-size 3", "--batch-size: is for detect"),
+        ("knn RUN --batch-size 3", "--batch-size: is for finetune, detect"),
         ("transfer detect RUN --root x", "type two commands"),
         ("transfer RUN", "--root FOLDER"),
         ("transfer RUN --root nowhere", "nowhere is no folder"),

@@ -91,9 +91,9 @@ def test_a_wrong_command_line_is_an_error_and_a_usage_of_one_line(call, argument
 
 
 def test_dashes_and_underscores_are_alike_in_options():
-    words = ["evaluate", "knn", "my_run", "--image_size", "48", "--batch-size=4", "--fine_tune"]
+    words = ["evaluate", "knn", "my_run", "--image_size", "48", "--batch-size=4", "--cached"]
     args = cli.parse_arguments(words)
-    assert (args.image_size, args.batch_size, args.fine_tune) == (48, 4, True)
+    assert (args.image_size, args.batch_size, args.cached) == (48, 4, True)
     assert args.words == ["knn", "my_run"]
 
 

@@ -6,11 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from meanshift.evaluation import PROTOCOLS, cluster, knn, linear_probe, semi
+from meanshift.evaluation import PROTOCOLS, cluster, finetune, knn, linear_probe, semi
+from meanshift.evaluation.finetune import FinetuneSettings
 from meanshift.evaluation.linear_probe import ProbeSettings
 from meanshift.models.weights import fingerprint
 
 SHORT = ProbeSettings(lr=0.1, batch_size=64, epochs=8, milestones=(3, 6))
+TUNING = FinetuneSettings(lr=0.1, backbone_lrs=(0.01, 0.1), epochs=8)
 
 VARIANTS = {
     "knn": (knn, {"ks": [1, 20]}),
@@ -20,6 +22,7 @@ VARIANTS = {
     "swept linear": (linear_probe, {"settings": SHORT, "cached": True, "sweep": (0.1, 0.3)}),
     "semi": (semi, {"settings": SHORT, "fractions": [0.5], "cached": True}),
     "augmented semi": (semi, {"settings": SHORT, "fractions": [0.5], "seeds": 2}),
+    "finetune": (finetune, {"settings": TUNING, "fractions": [0.5]}),
     "cluster": (cluster, {}),
 }
 
@@ -71,10 +74,10 @@ def test_evaluating_changes_no_bit_of_the_model(make_context, resnet, training):
             buffer.add_(1 if buffer.dtype == torch.int64 else 0.25)
     context = make_context(resnet, train=120, test=60)
     before = fingerprint(resnet)
-    shorter = {"settings": replace(SHORT, epochs=2)}
     for protocol, options in VARIANTS.values():
-        protocol.evaluate(context, **options | (shorter if "settings" in options else {}))
-    semi.evaluate(context, fractions=[0.5], fine_tune=True, **shorter)
+        if "settings" in options:
+            options = options | {"settings": replace(options["settings"], epochs=2)}
+        protocol.evaluate(context, **options)
     assert fingerprint(resnet) == before
     assert all(module.training == training for module in resnet.modules())
     assert all(p.grad is None and p.requires_grad for p in resnet.parameters())

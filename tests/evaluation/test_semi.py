@@ -1,11 +1,9 @@
-"""Few labels: subsets by fraction, count, list and seed; fine-tuning trains the network."""
+"""Few labels: subsets by fraction, count, list and seed."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 from meanshift.evaluation import linear_probe, semi
 from meanshift.evaluation.context import EvaluationContext
@@ -110,20 +108,3 @@ def test_other_subsets_and_seeds_have_other_names(make_context, monkeypatch, tmp
     names = [result_name(result.name, options=result.options) for result in results]
     assert names[:2] == ["semi-fractions-0.1", "semi-counts-60"]
     assert len({*names, "semi"}) == 1 + len(others)
-
-
-def test_fine_tuning_trains_the_network_too(make_context):
-    """Behind features that show one color only, labels can still train the layer before them."""
-    torch.manual_seed(0)
-    mix = nn.Conv2d(3, 6, 1)
-    with torch.no_grad():
-        mix.weight.copy_(torch.tensor([1.0, 0, 0]).expand(6, 3)[..., None, None])
-    backbone = nn.Sequential(mix, nn.BatchNorm2d(6), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    context = make_context(backbone, train=240, test=120)
-    options = {"fractions": [1.0], "settings": ProbeSettings(lr=0.3, batch_size=32, epochs=12)}
-    frozen = semi.evaluate(context, cached=True, **options)
-    tuned = semi.evaluate(context, fine_tune=True, **options)
-    assert tuned.name == "semi-fine-tuned-12-epochs-lr-0.3"
-    assert tuned.options == {"fractions": [1.0]}
-    assert tuned.settings["training"] == "fine-tuned"
-    assert tuned.metrics["100% top-1"] > frozen.metrics["100% top-1"] + 20

@@ -350,12 +350,12 @@ def test_mistakes_are_named_with_what_to_type(words, message, call, tmp_path, mo
     [
         (
             "transfer pixels --root . --data sample",
-            "--data: is for knn, linear, semi, cluster, rank; got",
+            "--data: is for knn, linear, semi, finetune, cluster, rank; got",
         ),
         ("transfer pixels --root . --rois 4", "--rois: is for detect; got transfer"),
         ("detect pixels --root . --image-size 9", "--image-size: is for .*transfer; got detect"),
         ("knn pixels --data sample --add a=b", "--add: is for transfer; got knn"),
-        ("cluster pixels --data sample --lr 1", "--lr: is for linear, semi, detect; got cluster"),
+        ("cluster pixels --data sample --lr 1", "--lr: is for linear, semi, finetune, detect; got"),
         ("transfer detect pixels --root .", "a --root of their own each: type two commands"),
     ],
 )
