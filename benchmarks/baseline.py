@@ -20,8 +20,9 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms as T
 
 from meanshift.config import Views
+from meanshift.config.samples import IMAGENET_MEAN as MEAN
+from meanshift.config.samples import IMAGENET_STD as STD
 from meanshift.models.heads import mlp
-from meanshift.ops.image import MEAN, STD
 
 Transform = Callable[[Image.Image], Tensor]
 

@@ -1,6 +1,7 @@
 """Every setting of a run: frozen dataclasses that check themselves, and the named recipes."""
 
 from meanshift.config.methods import DEFAULT_METHOD, METHODS, MSF, BYOLAsym, MethodSettings
+from meanshift.config.samples import SampleSpec
 from meanshift.config.schema import (
     FORMAT,
     RESUME_SAFE,
@@ -28,6 +29,7 @@ __all__ = [
     "Encoder",
     "MethodSettings",
     "Optim",
+    "SampleSpec",
     "Strength",
     "Train",
     "ViewSpec",

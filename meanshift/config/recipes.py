@@ -5,12 +5,27 @@ from __future__ import annotations
 import inspect
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from meanshift.config.methods import MSF, BYOLAsym, MethodSettings
 from meanshift.config.parsing import close, setting_text
 from meanshift.config.schema import Config, Data, Encoder, Optim, Train, differences
 from meanshift.config.views import Strength, Views
+
+_SHORT_METHOD = MSF(  # what learns most in minutes on a CPU (docs/experiments.md)
+    dim=256,
+    hidden=512,
+    bank_size=4096,
+    k_schedule="linear",
+    neighbor_weight=0.25,
+    same_image="skip",
+    search_filled_only=True,
+    momentum=0.9,
+    momentum_batch=64,
+    variance=1.0,
+    covariance=0.04,
+)
 
 
 def imagenet_r50() -> Config:
@@ -129,6 +144,41 @@ def small() -> Config:
     return _short(data=Data(image_size=64, workers=2), encoder="conv4", epochs=100)
 
 
+def vector() -> Config:
+    """Vectors, such as the embeddings of a foundation model or a table of measurements: an MLP.
+
+    command: meanshift pretrain vector --data embeddings.npz --out runs/vectors
+    hardware: 1 CPU core
+    time: not measured
+    result: not measured
+    """
+    return Config(
+        views=Views(noise=0.3, channel_dropout=0.2, mix=0.2),
+        encoder=Encoder(name="mlp"),
+        method=_SHORT_METHOD,
+        optim=Optim(name="adamw", lr=1e-3, schedule="step", decay_norms=False),
+        train=Train(epochs=100, batch_size=64, monitor_every=10),
+    )
+
+
+def signal() -> Config:
+    """Signals, such as recordings of sound at 8 kHz: a small 1-D network, windows of a second.
+
+    command: meanshift pretrain signal --data FOLDER --out runs/signals
+    hardware: 2 CPU cores
+    time: not measured
+    result: not measured
+    """
+    return Config(
+        data=Data(image_size=8000, workers=2),
+        views=Views(noise=0.1, gain=6.0, mask=0.3),
+        encoder=Encoder(name="conv1d"),
+        method=_SHORT_METHOD,
+        optim=Optim(name="adamw", lr=1e-3, schedule="step", decay_norms=False),
+        train=Train(epochs=100, batch_size=64, monitor_every=10),
+    )
+
+
 def demo() -> Config:
     """The whole path on the 12,000 images shipped with the package, in 3 minutes on 2 cores.
 
@@ -205,19 +255,7 @@ def _short(
         data=data,
         views=Views(crop_area=(0.3, 1.0), blur=0.0),
         encoder=Encoder(name=encoder, width=width, init="pca", output="whitened"),
-        method=MSF(
-            dim=256,
-            hidden=512,
-            bank_size=bank_size,
-            k_schedule="linear",
-            neighbor_weight=0.25,
-            same_image="skip",
-            search_filled_only=True,
-            momentum=0.9,
-            momentum_batch=64,
-            variance=1.0,
-            covariance=0.04,
-        ),
+        method=replace(_SHORT_METHOD, bank_size=bank_size),
         optim=Optim(name="adamw", lr=1e-3, schedule="step", heads_first=0.05, decay_norms=False),
         train=Train(epochs=epochs, batch_size=batch_size),
     )
@@ -228,6 +266,8 @@ RECIPES: dict[str, Callable[[], Config]] = {
     for make in (
         demo,
         small,
+        vector,
+        signal,
         cifar10_cpu,
         sample_resnet10,
         small_resnet18,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,10 +19,14 @@ from meanshift.config.methods import (
     settings_class,
 )
 from meanshift.config.parsing import close, help_texts, need, parse
+from meanshift.config.samples import SampleSpec
 from meanshift.config.views import Views
 
 FORMAT = 2
 """version of config.json and of the run directory"""
+
+
+_DTYPES = ("auto", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +40,54 @@ class Data:
     """images that the k-NN monitor tests on: a fraction taken from training, the name of a split,
     `none`, or `auto` (the source's val or test split; else a tenth of a labeled source)"""
     image_size: int = 224
-    """side of the square views in pixels"""
+    """side of the square views in pixels; of signals the length of a view in values"""
     workers: int = 0
     """loader processes that decode and crop; sources that are arrays need none"""
     max_bad_fraction: float = 0.01
     """fraction of unreadable images above which the run stops and lists them"""
+    group: str = ""
+    """keep images of a group (a patient, a video) in one split: a CSV (file,group), `folder:1` (the
+    first folder below the source; -1: the last), `re:PATTERN` with one group, found in the name,
+    `array` (`groups` of an .npz) or `none`; by default the groups that the source brings, if any"""
+    kind: Literal["auto", "image", "vector", "signal"] = "auto"
+    """what the samples are, as found in the source"""
+    channels: int = 0
+    """channels of the network's input, columns of vectors (0: as in the source); gray images are
+    repeated for 3 channels, and colors are mixed for 1"""
+    dtype: str = "auto"
+    """type of the stored values, as found in the source"""
+    range: tuple[float, float] | str = "auto"
+    """stored values that become 0 and 1, as 0,4095; values beyond are clipped. `auto`: 0,255 for 8
+    bits, else the 0.1 and 99.9 percentiles of some samples; `minmax`: their least and largest"""
+    mean: tuple[float, ...] | str = "auto"
+    """mean of each channel after that; `auto`: ImageNet's for 8-bit RGB, else measured"""
+    std: tuple[float, ...] | str = "auto"
+    """standard deviation of each channel; as `mean`"""
+
+    @property
+    def sample_spec(self) -> SampleSpec:
+        """What the network sees; what is still `auto` counts as for 8-bit RGB images."""
+        known = {
+            name: value
+            for name in ("kind", "dtype", "range", "mean", "std")
+            if (value := getattr(self, name)) not in ("auto", "minmax")
+        }
+        return SampleSpec(**known, **({"channels": self.channels} if self.channels else {}))
+
+    def with_samples(self, spec: SampleSpec) -> Data:
+        """The settings of a source with such samples; 8-bit RGB images leave them as they are."""
+        facts = {} if spec == SampleSpec() else dataclasses.asdict(spec)
+        return dataclasses.replace(self, **facts)
+
+    def recalling(self, run: Data) -> Data:
+        """These settings with what a run has found out about its samples, where nothing is set."""
+        names = ("kind", "channels", "dtype", "range", "mean", "std")
+        unset = [name for name in names if getattr(self, name) in ("auto", "minmax", 0)]
+        return dataclasses.replace(self, **{name: getattr(run, name) for name in unset})
 
     def __post_init__(self) -> None:
+        self._check_samples()
+        check_group(self.group)
         need(self.image_size >= 8, "data.image_size", self.image_size, "at least 8")
         need(self.workers >= 0, "data.workers", self.workers, "0 or more")
         need(
@@ -57,6 +103,39 @@ class Data:
             "a fraction in [0, 1) or a split's name",
         )
 
+    def _check_samples(self) -> None:
+        need(0 <= self.channels <= 100_000, "data.channels", self.channels, "0 to 100000")
+        need(self.dtype in _DTYPES, "data.dtype", self.dtype, "one of " + ", ".join(_DTYPES))
+        words = ("auto", "minmax")
+        ordered = self.range in words or (
+            not isinstance(self.range, str) and self.range[0] < self.range[1]
+        )
+        need(ordered, "data.range", self.range, "LOW,HIGH with LOW below HIGH, auto or minmax")
+        for name in ("mean", "std"):
+            value = getattr(self, name)
+            numbers = bool(value) and not isinstance(value, str)
+            numbers = numbers and (name == "mean" or min(value) > 0)
+            wanted = "a number for each channel, as 0.5,0.4,0.4 (std: above 0), or auto"
+            need(value == "auto" or numbers, f"data.{name}", value, wanted)
+            fits = value == "auto" or not self.channels or len(value) == self.channels
+            need(fits, f"data.{name}", value, f"{self.channels} numbers, one for each channel")
+
+
+def check_group(rule: str) -> None:
+    """Refuse what cannot be a rule for groups; whether its CSV exists is seen with the data."""
+    kind, _, value = rule.partition(":")
+    fits = rule in ("", "none", "array") or rule.lower().endswith(".csv")
+    if kind == "folder":
+        fits = re.fullmatch(r"-?[1-9]\d*", value) is not None
+    if kind == "re":
+        try:
+            pattern = re.compile(value)
+            fits = pattern.groups == 1 or len(pattern.groupindex) == 1
+        except re.error:
+            fits = False
+    wanted = "a CSV (file,group), folder:1, folder:-1, re:PATTERN with one group as "
+    need(fits, "data.group", rule, wanted + r"re:patient(\d+)_, array or none")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Encoder:
@@ -64,12 +143,12 @@ class Encoder:
 
     name: str = "resnet50"
     """any torchvision backbone, resnet10 (one block per stage), or conv3, conv4 and conv7
-    (for CPUs, meant for `init pca`)"""
+    (for CPUs, meant for `init pca`); mlp for vectors, conv1d for signals"""
     stem: Literal["imagenet", "small", "small-stride2"] = "imagenet"
     """first layers: 7x7 and pool; 3x3 without pool for small images; the same with stride 2 (conv3,
     conv4, conv7: 5x5 with stride 2 and pool, or `small-stride2` without it)"""
     width: float = 1.0
-    """factor on the channels of a ResNet or of conv3, conv4, conv7, for small machines"""
+    """factor on the channels of a ResNet, conv3, conv4, conv7 or conv1d, or the features of mlp"""
     init: Literal["random", "pca"] = "random"
     """weights before training: random, or the principal components of each convolution's own
     input (ours, not the paper's)"""
@@ -210,9 +289,11 @@ class Config:
     train: Train = field(default_factory=Train)
 
     def __post_init__(self) -> None:
-        module = absolute_module(self.method.module)
-        if module != self.method.module:
-            object.__setattr__(self, "method", dataclasses.replace(self.method, module=module))
+        for group in ("method", "views"):
+            settings = getattr(self, group)
+            module = absolute_module(settings.module)
+            if module != settings.module:
+                object.__setattr__(self, group, dataclasses.replace(settings, module=module))
         self.method.check(batch_size=self.train.batch_size)
         self._check_groups()
 
@@ -333,8 +414,9 @@ def _keep_given_weights(groups: dict[str, dict[str, Any]]) -> None:
 
 
 RESUME_SAFE = frozenset(
-    "data.source data.workers data.max_bad_fraction train.device train.save_every train.keep_every "
-    "train.log_every train.monitor_every train.tensorboard train.compile train.timeout".split()
+    "data.source data.group data.workers data.max_bad_fraction train.device train.save_every "
+    "train.keep_every train.log_every train.monitor_every train.tensorboard train.compile "
+    "train.timeout".split()
 )
 """Settings that may change when a run is continued, whatever its method. The images have a
 fingerprint of their own, and a change of device or precision is reported."""

@@ -30,6 +30,11 @@ class ViewSpec:
     blur: float = 0.0
     blur_sigma: tuple[float, float] = (0.1, 2.0)
     solarize: float = 0.0
+    noise: float = 0.0
+    channel_dropout: float = 0.0
+    mix: float = 0.0
+    gain: float = 0.0
+    mask: float = 0.0
     jigsaw: int = 0
     """n: cut the crop into n x n cells and give a random patch of each, 3/4 of its side, in random
     order, flipped and colored one by one"""
@@ -54,6 +59,12 @@ class ViewSpec:
         """Whether anything but the crop and the flip can happen."""
         return self.jitter > 0 or self.gray > 0 or self.blur > 0 or self.solarize > 0
 
+    @property
+    def is_strong(self) -> bool:
+        """Whether anything but crop, flip and noise can happen, to samples of any kind."""
+        others = (self.channel_dropout, self.mix, self.gain, self.mask)
+        return self.has_color or any(value > 0 for value in others)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Views:
@@ -75,9 +86,28 @@ class Views:
     """range of the blur's standard deviation in pixels"""
     solarize: float = 0.0
     """probability of solarization in a strong view: values of 0.5 and above are inverted"""
+    noise: float = 0.0
+    """largest standard deviation of Gaussian noise, in every view: of values in 0 to 1 for images,
+    relative to the deviation of each column or channel for vectors and signals"""
+    channel_dropout: float = 0.0
+    """probability that a channel of an image, or a column of a vector, is replaced by its mean in a
+    strong view"""
+    mix: float = 0.0
+    """vectors: largest weight of another sample that is mixed into a strong view"""
+    gain: float = 0.0
+    """signals: largest change of the loudness in a strong view, in decibels"""
+    mask: float = 0.0
+    """signals: largest fraction of the time that is silenced in a strong view"""
+    module: str = ""
+    """views of your own: FILE.py:CLASS or PACKAGE.MODULE:CLASS, a subclass of
+    `meanshift.transforms.augment.MultiViewTransform` (docs/views.md)"""
 
     def __post_init__(self) -> None:
-        for name in ("flip", "jitter", "gray", "blur", "solarize"):
+        for name in ("noise", "gain"):
+            value = getattr(self, name)
+            need(value >= 0, f"views.{name}", value, "0 or more")
+        operators = "flip jitter gray blur solarize channel_dropout mix mask"
+        for name in operators.split():
             probability = getattr(self, name)
             need(0 <= probability <= 1, f"views.{name}", probability, "a probability in [0, 1]")
         low, high = self.crop_area
@@ -99,12 +129,23 @@ class Views:
         """
         stream = index if index < 2 else 100 + index  # 2 to 99 are other uses of `runtime.rng`
         if strength == "weak":
-            return ViewSpec(name=name, stream=stream, crop_area=self.crop_area, flip=self.flip)
+            return ViewSpec(
+                name=name,
+                stream=stream,
+                crop_area=self.crop_area,
+                flip=self.flip,
+                noise=self.noise,
+            )
         return ViewSpec(
             name=name,
             stream=stream,
             crop_area=self.crop_area,
             flip=self.flip,
+            noise=self.noise,
+            channel_dropout=self.channel_dropout,
+            mix=self.mix,
+            gain=self.gain,
+            mask=self.mask,
             jitter=self.jitter,
             jitter_strength=self.jitter_strength,
             gray=self.gray,

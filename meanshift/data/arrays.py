@@ -5,29 +5,35 @@ from __future__ import annotations
 import hashlib
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
-from jaxtyping import Int, UInt8
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
+from meanshift.config.samples import Kind
+from meanshift.data.convert import torch_dtype
 from meanshift.data.source import Source
 
 _KEYS = {  # the usual names of the arrays of images and of labels, by split
     "train": (
-        ("x_train", "train_images", "images", "x", "data", "arr_0"),
+        ("x_train", "train_images", "images", "signals", "x", "data", "arr_0"),
         ("y_train", "train_labels", "labels", "y", "targets", "arr_1"),
     ),
-    "val": (("x_val", "val_images"), ("y_val", "val_labels")),
-    "test": (("x_test", "test_images"), ("y_test", "test_labels")),
+    "val": (("x_val", "val_images", "signals_val"), ("y_val", "val_labels")),
+    "test": (("x_test", "test_images", "signals_test"), ("y_test", "test_labels")),
 }
 
 
 class ArraySource(Source):
-    """An array of images: gray (n, h, w), or color with channels last or first; 8 or 16 bits."""
+    """An array of samples, of any type of number.
+
+    Images are gray (n, h, w), or have their channels last or first; vectors are (n, columns);
+    signals are (n, channels, time) or (n, time), and are named as such.
+    """
 
     def __init__(
         self,
@@ -36,9 +42,13 @@ class ArraySource(Source):
         *,
         name: str,
         classes: list[str] | None = None,
+        kind: Kind | None = None,
+        titles: Sequence[str] | None = None,
     ) -> None:
         self.name = name
-        self.pixels = _channels_last(pixels, name)
+        self.titles = titles
+        self.kind = kind or ("vector" if pixels.ndim == 2 else "image")
+        self.pixels = _channels_last(pixels, name, self.kind)
         self.labels = None
         if labels is not None:
             array = np.asarray(labels)
@@ -62,21 +72,17 @@ class ArraySource(Source):
         return len(self.pixels)
 
     def title(self, index: int) -> str:
-        return f"#{index}"
+        return f"#{index}" if self.titles is None else str(self.titles[index])
 
-    def read(self, index: int) -> UInt8[Tensor, "3 height width"]:
-        return self.read_batch(torch.tensor([index]))[0].permute(2, 0, 1)
+    def read(self, index: int) -> Shaped[Tensor, "channels *size"]:
+        return self.read_batch(torch.tensor([index]))[0].movedim(-1, 0)
 
     @property
     def uniform(self) -> bool:
         return True
 
-    def read_batch(self, indices: Int[Tensor, " batch"]) -> UInt8[Tensor, "batch height width 3"]:
-        pixels = self.pixels[indices.numpy()]
-        if pixels.dtype == np.uint16:
-            pixels = (pixels >> 8).astype(np.uint8)
-        images = torch.from_numpy(pixels)
-        return images.expand(-1, -1, -1, 3) if images.shape[3] == 1 else images
+    def read_batch(self, indices: Int[Tensor, " batch"]) -> Shaped[Tensor, "batch *size channels"]:
+        return torch.from_numpy(torch_dtype(self.pixels[indices.numpy()]))
 
     def content_fingerprint(self) -> str:
         if isinstance(self.pixels, np.memmap) and self.pixels.filename:
@@ -100,6 +106,15 @@ def read_arrays(path: Path) -> dict[str, ArraySource]:
     if path.suffix == ".npy":
         return {"train": ArraySource(_try_read(path, _map_npy), None, name=str(path))}
     keys = _try_read(path, _keys)
+    if "embedding" in keys:  # written by `meanshift embed`
+        columns = {key: _try_read(path, _read_member, key) for key in keys}
+        return split_vectors(
+            columns["embedding"],
+            name=str(path),
+            labels=columns.get("label"),
+            splits=columns.get("split"),
+            titles=columns.get("file"),
+        )
     splits = {}
     for split, (image_keys, label_keys) in _KEYS.items():
         image_key = next((key for key in image_keys if key in keys), None)
@@ -107,13 +122,50 @@ def read_arrays(path: Path) -> dict[str, ArraySource]:
         if image_key is not None:
             pixels = _try_read(path, _read_member, image_key)
             labels = None if label_key is None else _try_read(path, _read_member, label_key)
-            splits[split] = ArraySource(pixels, labels, name=str(path))
+            kind: Kind | None = "signal" if image_key.startswith("signals") else None
+            splits[split] = ArraySource(pixels, labels, name=str(path), kind=kind)
     if "train" not in splits:
         raise ValueError(
             f"{path}: found the arrays {', '.join(keys) or 'none'}; need x_train (and y_train, "
-            f"x_test, y_test), or images and labels"
+            f"x_test, y_test), images and labels, or signals and labels"
         )
     return splits
+
+
+def split_vectors(
+    vectors: np.ndarray,
+    *,
+    name: str,
+    labels: np.ndarray | None,
+    splits: np.ndarray | None,
+    titles: np.ndarray | None,
+) -> dict[str, ArraySource]:
+    """The splits of vectors that stand one below the other, train first; labels may be texts."""
+    numbers, classes = (None, None) if labels is None else _number_classes(np.asarray(labels))
+    split_of = np.full(len(vectors), "train") if splits is None else np.asarray(splits).astype(str)
+    if "train" not in split_of:
+        raise ValueError(f"{name}: no row of its column `split` is `train`; need some to train on")
+    parts = {}
+    for split in sorted(set(split_of.tolist()), key=lambda split: (split != "train", split)):
+        rows = split_of == split
+        parts[split] = ArraySource(
+            vectors[rows],
+            None if numbers is None else numbers[rows],
+            name=name,
+            classes=classes,
+            titles=None if titles is None else np.asarray(titles)[rows].tolist(),
+        )
+    return parts
+
+
+def _number_classes(values: np.ndarray) -> tuple[np.ndarray | None, list[str] | None]:
+    """Labels as numbers, and the names of the classes; missing ones are -1."""
+    if values.dtype.kind in "iu":
+        return values, None
+    texts = np.array(["" if value is None or value != value else str(value) for value in values])
+    names = sorted(set(texts.tolist()) - {""})
+    number = {name: index for index, name in enumerate(names)}
+    return (np.array([number.get(text, -1) for text in texts]), names) if names else (None, None)
 
 
 def _try_read(path: Path, read: Callable[..., Any], *args: str) -> Any:
@@ -139,9 +191,7 @@ def _read_member(path: Path, key: str) -> np.ndarray:
         entry = archive.getinfo(f"{key}.npy")
         if entry.compress_type == zipfile.ZIP_STORED:
             with archive.open(entry) as member, path.open("rb") as file:
-                version = np.lib.format.read_magic(member)
-                header = getattr(np.lib.format, f"read_array_header_{version[0]}_0")
-                shape, fortran, dtype = header(member)
+                shape, fortran, dtype = read_header(member)
                 # A member's bytes follow its local header, which has two lengths at offset 26.
                 file.seek(entry.header_offset + 26)
                 name_length, extra_length = np.frombuffer(file.read(4), "<u2").tolist()
@@ -154,19 +204,32 @@ def _read_member(path: Path, key: str) -> np.ndarray:
         return array
 
 
-def _channels_last(pixels: np.ndarray, name: str) -> np.ndarray:
-    if pixels.dtype not in (np.uint8, np.uint16):
+def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, order and type of the array of an .npy file; its values follow in the file."""
+    major, _ = np.lib.format.read_magic(file)
+    formats = np.lib.format
+    read = formats.read_array_header_1_0 if major == 1 else formats.read_array_header_2_0
+    return read(file)
+
+
+def _channels_last(pixels: np.ndarray, name: str, kind: Kind) -> np.ndarray:
+    """Samples with their channels last: of images an axis of 1 or 3, else the shorter one."""
+    if pixels.dtype.kind not in "buif":
         raise ValueError(
-            f"{name}: pixels of type {pixels.dtype}; need uint8 (or uint16): for values in 0..1 "
-            f"save (x * 255).astype('uint8')"
+            f"{name}: pixels of type {pixels.dtype}; need numbers, as x.astype('float32')"
         )
+    if kind == "vector" and 0 not in pixels.shape:
+        return pixels
+    if kind == "signal" and pixels.ndim in (2, 3) and 0 not in pixels.shape:
+        return pixels[..., None] if pixels.ndim == 2 else pixels.transpose(0, 2, 1)
     if pixels.ndim == 3:
         pixels = pixels[..., None]
-    if pixels.ndim == 4 and pixels.shape[3] not in (1, 3) and pixels.shape[1] in (1, 3):
-        pixels = pixels.transpose(0, 2, 3, 1)
-    if pixels.ndim != 4 or pixels.shape[3] not in (1, 3) or 0 in pixels.shape:
+    if pixels.ndim != 4 or 0 in pixels.shape:
         raise ValueError(
-            f"{name}: an array of shape {pixels.shape}; need (n, height, width), with 1 or 3 "
-            f"channels last or second"
+            f"{name}: an array of shape {pixels.shape}; need images (n, height, width) or with a "
+            f"fourth axis of channels, last or second, or vectors (n, columns)"
         )
+    second, last = (pixels.shape[axis] in (1, 3) for axis in (1, 3))
+    if not last and (second or pixels.shape[1] < pixels.shape[3]):
+        pixels = pixels.transpose(0, 2, 3, 1)
     return pixels

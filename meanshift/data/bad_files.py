@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
-import torch
-from jaxtyping import UInt8
+from jaxtyping import Shaped
 from torch import Tensor
 
 from meanshift.config import Data
-from meanshift.data.source import UnreadableSample
+from meanshift.data.unreadable import UnreadableSample
 from meanshift.runtime.errors import SharedError
 
 MAX_BAD_FRACTION = Data.max_bad_fraction
@@ -22,35 +21,27 @@ SHOWN = 5
 """unreadable images of a run that are printed"""
 
 
-@runtime_checkable
-class Readable(Protocol):
-    """Anything with images by index."""
-
-    def read(self, index: int, /) -> Tensor: ...
-
-
 class ReadSample(NamedTuple):
-    """An image as `read_or_replace` returns it."""
+    """A sample as `read_or_replace` returns it."""
 
-    image: UInt8[Tensor, "channels height width"]
+    image: Shaped[Tensor, "channels *size"]
     used_index: int
-    """index of the image that was read: the one that was asked for, or its replacement"""
+    """index of the sample that was read: the one that was asked for, or its replacement"""
     errors: list[UnreadableSample]
-    """of the unreadable images that were tried; the first is the one that was asked for"""
+    """of the unreadable samples that were tried; the first is the one that was asked for"""
 
 
 def read_or_replace(
-    source: Readable, index: int, replacements: Iterable[int] = (), *, gray_size: int
+    read: Callable[[int], Tensor], index: int, replacements: Iterable[int] = (), *, blank: Tensor
 ) -> ReadSample:
-    """Read an image, or the first readable one of its replacements, or else a gray image."""
+    """Read a sample, or the first readable one of its replacements, or else give a blank one."""
     errors: list[UnreadableSample] = []
     for candidate in itertools.chain([index], replacements):
         try:
-            return ReadSample(source.read(candidate), candidate, errors)
+            return ReadSample(read(candidate), candidate, errors)
         except UnreadableSample as error:
             errors.append(error)
-    gray = torch.full((3, gray_size, gray_size), 128, dtype=torch.uint8)
-    return ReadSample(gray, index, errors)
+    return ReadSample(blank, index, errors)
 
 
 def refuse_too_many(

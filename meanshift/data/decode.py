@@ -1,4 +1,4 @@
-"""One image file to RGB bytes, whatever its mode, depth or orientation."""
+"""One image file to a tensor, whatever its mode, depth or orientation."""
 
 from __future__ import annotations
 
@@ -9,36 +9,43 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Shaped
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from meanshift.data.file_access import DiskTimeout, open_regular
-from meanshift.data.source import UnreadableSample
+from meanshift.data import dicom, tiff, volumes
+from meanshift.data.convert import torch_dtype
+from meanshift.data.file_access import DiskTimeout, Stream, open_regular
+from meanshift.data.measure import Transparency
+from meanshift.data.unreadable import UnreadableSample, refuse_bomb
 
 SUFFIXES = frozenset(
-    ".jpg .jpeg .jpe .jfif .png .bmp .gif .tif .tiff .webp .ppm .pgm .pbm .pnm".split()
+    ".jpg .jpeg .jpe .jfif .png .bmp .gif .tif .tiff .webp .ppm .pgm .pbm .pnm .dcm .dicom".split()
 )
 
 
 def read_image(
-    file: Path | io.BytesIO, *, title: str = "", formats: tuple[str, ...] | None = None
-) -> UInt8[Tensor, "3 height width"]:
-    """Decode a file; any error becomes `UnreadableSample` with its reason.
+    file: Path | io.BytesIO,
+    *,
+    title: str = "",
+    formats: tuple[str, ...] | None = None,
+    page: int = 0,
+) -> Shaped[Tensor, "channels height width"]:
+    """Decode a file as it is stored: 1 to N channels of bytes, integers or floats.
 
-    `formats` are Pillow's names of the formats to try, for files from untrusted people.
+    Any error becomes `UnreadableSample` with its reason. `formats` are Pillow's names of the
+    formats to try, for files from untrusted people. `page` is that of a file of several images.
     """
     title = title or str(file)
     try:
         with warnings.catch_warnings():
             # The warning of a bomb too: filters belong to the process, so another thread may have
-            # changed them; `_refuse_bomb` checks by itself.
+            # changed them; `refuse_bomb` checks by itself.
             warnings.filterwarnings("ignore", category=UserWarning)
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            warnings.filterwarnings("ignore", "The image decoding", DeprecationWarning)
             opened = open_regular(file) if isinstance(file, Path) else file
-            with Image.open(opened, formats=formats) as image:
-                _refuse_bomb(image, title)
-                pixels = np.array(to_rgb(ImageOps.exif_transpose(image)))
+            pixels, transparent = _decode(opened, title, formats, page)
     except (UnreadableSample, DiskTimeout):
         raise
     except Image.DecompressionBombError as bomb:
@@ -47,31 +54,61 @@ def read_image(
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         reason = re.sub(r" <_io\.\w+.*?>", "", reason)  # its address in memory differs every time
         raise UnreadableSample(title, f"{type(error).__name__}: {reason}") from None
+    if transparent:
+        warnings.warn(Transparency(), stacklevel=2)
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-def _refuse_bomb(image: Image.Image, title: str) -> None:
-    """Refuse an image that would fill the memory, by its header alone."""
-    width, height = image.size
-    limit = Image.MAX_IMAGE_PIXELS
-    if limit is not None and width * height > limit:
-        raise UnreadableSample(
-            title,
-            f"{width} x {height} pixels, more than the limit of {limit} (it could be a "
-            f"decompression bomb)",
-        )
+def _decode(
+    file: Stream, title: str, formats: tuple[str, ...] | None, page: int
+) -> tuple[np.ndarray, bool]:
+    """The pixels of a file, channels last, and whether the last one is transparency."""
+    if formats is None and dicom.is_dicom(file):
+        return dicom.read_frame(file, title, page), False
+    if formats is None and tiff.needs_tifffile(file):
+        return tiff.read_page(file, title, page), False
+    if formats is None and volumes.is_array(file):
+        return volumes.read_slice(file, title, page), False
+    with Image.open(file, formats=formats) as image:
+        if page:
+            image.seek(page)
+        refuse_bomb(*image.size, title)
+        if image.format == "PNG" and image.mode != "I;16" and _has_16_bits(file):
+            return _decode_deep_png(file)
+        return to_array(ImageOps.exif_transpose(image))
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert any mode to RGB: 16-bit gray is scaled, not clipped; transparency becomes white."""
-    if image.mode.startswith("I"):  # 16-bit gray; Pillow's own conversion would clip at 255
-        gray = np.asarray(image)
-        if gray.itemsize > 2 and (gray.min() < 0 or gray.max() > 65535):
-            raise ValueError("32-bit image beyond the 16-bit range: scale it to 0..65535")
-        return Image.fromarray((gray >> 8).astype(np.uint8)).convert("RGB")
-    if image.mode == "F":
-        raise ValueError("floating-point image of unknown range: save it with 8 or 16 bits")
-    if image.has_transparency_data:
-        rgba = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
-    return image.convert("RGB")
+def _decode_deep_png(file: Stream) -> tuple[np.ndarray, bool]:
+    """Colors of 16 bits, which Pillow would reduce to 8."""
+    from torchvision.io import ImageReadMode, decode_image  # deprecated: needed by nothing else
+
+    file.seek(0)
+    content = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
+    deep = decode_image(content, mode=ImageReadMode.UNCHANGED).to(torch.int32)
+    return deep.permute(1, 2, 0).numpy(), len(deep) in (2, 4)
+
+
+def _has_16_bits(file: Stream) -> bool:
+    """Whether the header of a PNG file says 16 bits."""
+    position = file.tell()
+    file.seek(24)
+    depth = file.read(1)
+    file.seek(position)
+    return depth == b"\x10"
+
+
+def to_array(image: Image.Image) -> tuple[np.ndarray, bool]:
+    """The pixels of an opened image, channels last, and whether the last one is transparency.
+
+    Gray stays gray and 16 bits stay 16 bits; palettes, CMYK and the like become RGB.
+    """
+    is_gray = image.mode in ("1", "L", "La", "LA")
+    is_deep = image.mode == "F" or image.mode.startswith("I")
+    transparent = image.has_transparency_data and not is_deep
+    if is_deep:
+        pixels = torch_dtype(np.array(image))
+    elif transparent:
+        pixels = np.array(image.convert("LA" if is_gray else "RGBA"))
+    else:
+        pixels = np.array(image.convert("L" if is_gray else "RGB"))
+    return pixels[..., None] if pixels.ndim == 2 else pixels, transparent

@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 T = TypeVar("T")
+Stream = io.BytesIO | io.BufferedReader
+"""an opened file"""
 
 RETRY_DELAYS = (0.5, 1.0, 2.0, 4.0)
 """seconds before each further try of a request that failed"""
@@ -87,13 +89,16 @@ def with_timeout(call: Callable[[], T], path: os.PathLike[str] | str) -> T:
     return result  # type: ignore[no-any-return]
 
 
-def open_regular(path: Path) -> io.BytesIO | io.BufferedReader:
-    """A regular file, to be read; a FIFO or a device is refused, not waited for."""
+def open_regular(path: Path, *, at_once: int = _AT_ONCE) -> Stream:
+    """A regular file, to be read; a FIFO or a device is refused, not waited for.
+
+    A file of up to `at_once` bytes is read in one piece; of others only what is needed.
+    """
 
     def read() -> bytes | None:
         size = _regular(path).st_size
         with path.open("rb") as file:
-            return file.read(size) if size <= _AT_ONCE else None
+            return file.read(size) if size <= at_once else None
 
     content = with_timeout(read, path)
     if content is not None:

@@ -1,4 +1,4 @@
-"""A folder of image files, with class subfolders or flat and unlabeled."""
+"""A folder of files of images or signals, with class subfolders or flat and unlabeled."""
 
 from __future__ import annotations
 
@@ -7,18 +7,25 @@ import os
 import stat
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Shaped
 from torch import Tensor
 
+from meanshift.data import signals
 from meanshift.data.decode import SUFFIXES, read_image
-from meanshift.data.file_access import DiskTimeout, with_timeout
+from meanshift.data.file_access import DiskTimeout, is_split_name, split_name, with_timeout
+from meanshift.data.labels import is_table, look_up
+from meanshift.data.signals import common_rate, read_signal
 from meanshift.data.source import Source, file_signature
+from meanshift.data.stacks import find_images, hold_volumes
 
 _ENDINGS = tuple(SUFFIXES)
+_SIGNAL_ENDINGS = tuple(signals.SUFFIXES)
+TABLES = ("labels.csv", "groups.csv")
+"""files that are no images and belong to a folder"""
 
 
 class FolderSource(Source):
@@ -26,36 +33,55 @@ class FolderSource(Source):
 
     If all of them lie in two or more subfolders, these are the classes; an image at the top means
     that the subfolders are mere storage and nothing is labeled. A table of labels by path (inside
-    `root`, or with `prefix` before it) replaces the names of the subfolders.
+    `root`, or with one of `prefixes` before it) replaces the names of the subfolders.
     """
 
     labels: Tensor | None
 
     def __init__(
-        self, root: Path, table: Mapping[str, str] | None = None, prefix: str = ""
+        self, root: Path, table: Mapping[str, str] | None = None, prefixes: Sequence[str] = ()
     ) -> None:
         self.root = root
+        self.prefixes = prefixes
         self.name = str(root)
-        self.files, others = _find_images(root)
+        self.files, others = _find_files(root, _ENDINGS)
+        if not self.files and any(name.lower().endswith(_SIGNAL_ENDINGS) for name in others):
+            self.files, others = _find_files(root, _SIGNAL_ENDINGS)
+            self.kind = "image" if hold_volumes(root, self.files) else "signal"
         left_out = by_extension(others)
         if not self.files:
             raise ValueError(
                 f"{root}: no image found{left_out and f', but {left_out}'}; need files ending in "
-                f"{' '.join(sorted(SUFFIXES))}, at the top or in subfolders"
+                f"{' '.join(sorted(SUFFIXES))}, or signals ({' '.join(sorted(signals.SUFFIXES))}), "
+                f"at the top or in subfolders"
             )
         if left_out:
-            warnings.warn(f"{root}: left out {left_out}: not known as images", stacklevel=4)
+            warnings.warn(f"{root}: left out {left_out}: not known as {self.kind}s", stacklevel=4)
+        images = find_images(root, self.files)
+        self.files = [image.file for image in images]
+        self.pages = [image.page for image in images]
+        self.wholes = [image.whole for image in images]
+        """the stack or the patient that each image belongs to; empty for none"""
+        self.rate = 0 if self.kind == "image" else common_rate([root / file for file in self.files])
+        """sampling rate of sound in Hz; files of another one count as unreadable"""
         if table is not None:
             self.classes = sorted(set(table.values()) - {""})
             number = {name: i for i, name in enumerate(self.classes)}
-            paths = [file.as_posix() for file in self.files]
-            names = [table.get(prefix + path, table.get(path, "")) for path in paths]
+            names = [
+                look_up(table, self.title(index), prefixes) or look_up(table, path, prefixes)
+                for index, path in enumerate(self.paths)
+            ]
             self.labels = torch.tensor([number.get(name, -1) for name in names])
             return
         self.classes = []
         self.labels = None
         if len(self.subfolders) > 1:
             self.label_by_subfolder()
+
+    @property
+    def paths(self) -> list[str]:
+        """The file of each image, inside the folder."""
+        return [file.as_posix() for file in self.files]
 
     @property
     def subfolders(self) -> list[str]:
@@ -73,42 +99,76 @@ class FolderSource(Source):
         return len(self.files)
 
     def title(self, index: int) -> str:
-        return self.files[index].as_posix()
+        file, page = self.files[index].as_posix(), self.pages[index]
+        return file if page < 0 else f"{file}#{page}"
 
     def content_fingerprint(self) -> str:
-        content = self.fingerprint() + file_signature([self.root / file for file in self.files])
+        content = self.fingerprint() + file_signature(
+            [self.root / file for file in dict.fromkeys(self.files)]
+        )
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
-    def read(self, index: int) -> UInt8[Tensor, "3 height width"]:
-        return read_image(self.root / self.files[index])
+    def read(self, index: int) -> Shaped[Tensor, "channels *size"]:
+        file = self.root / self.files[index]
+        if self.kind == "signal":
+            return read_signal(file, rate=self.rate)
+        return read_image(file, page=max(0, self.pages[index]))
 
 
 def splits(root: Path) -> dict[str, Path]:
-    """The folders of the splits: `train` with `val` or `test` inside, or else the folder itself."""
-    inside = {name: root / name for name in ("train", "val", "test") if (root / name).is_dir()}
-    if "train" not in inside:
-        return {"train": root}
+    """The folders of the splits: `train` with `val` or `test` inside, or else the folder itself.
+
+    Other spellings (Training, Valid) count too, and a single folder may hold them, as archives do.
+    """
+    inside, beside = _split_folders(root)
+    if "train" in inside and (len(inside) > 1 or not beside):  # else `train` is a class
+        if beside:
+            warnings.warn(
+                f"{root}: has the splits {', '.join(inside)}; {len(beside)} folders and images "
+                f"beside them are left out, the first is {beside[0]}",
+                stacklevel=4,
+            )
+        return inside
+    only = root / beside[0] if len(beside) == 1 and not inside else root
+    if only != root and only.is_dir() and not only.is_symlink():  # a link may lead back
+        deeper = splits(only)
+        if len(deeper) > 1:
+            return deeper
+    return {"train": root}
+
+
+def _split_folders(root: Path) -> tuple[dict[str, Path], list[str]]:
+    """The folders that are named as splits, and the names of other folders and images, sorted."""
+    folders = list[str]()
+    images = list[str]()
     with os.scandir(root) as entries:
-        beside = sorted(
-            entry.name
-            for entry in entries
-            if entry.name not in inside
-            and not entry.name.startswith(".")
-            and (_is_image(entry.name) or entry.is_dir())
-        )
-    if beside and len(inside) == 1:  # `train` is a class
-        return {"train": root}
-    if beside:
-        warnings.warn(
-            f"{root}: has the splits {', '.join(inside)}; {len(beside)} folders and images beside "
-            f"them are left out, the first is {beside[0]}",
-            stacklevel=4,
-        )
-    return inside
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                folders.append(entry.name)
+            elif _is_image(entry.name):
+                images.append(entry.name)
+    inside: dict[str, Path] = {}
+    for split in ("train", "val", "test"):
+        named = [name for name in folders if is_split_name(name) and split_name(name) == split]
+        if named:
+            inside[split] = root / min(named, key=lambda name: (name != split, name))
+    used = {path.name for path in inside.values()}
+    return inside, sorted({*folders, *images} - used)
 
 
-def _find_images(root: Path) -> tuple[list[Path], list[str]]:
-    """The image files below a folder, sorted, as paths inside it; and the names of other files."""
+def find_table(column: str, root: Path, train: Path) -> Path | None:
+    """The `labels.csv` or `groups.csv` at the top of a folder, or beside its splits."""
+    for top in dict.fromkeys((root, root if train == root else train.parent)):
+        path = top / f"{column}s.csv"
+        if path.is_file() and is_table(path, column):
+            return path
+    return None
+
+
+def _find_files(root: Path, endings: tuple[str, ...]) -> tuple[list[Path], list[str]]:
+    """The files below a folder that end so, sorted, as paths inside it; and the names of others."""
     images = list[Path]()
     others = list[str]()
     seen = set[tuple[int, int]]()
@@ -116,8 +176,9 @@ def _find_images(root: Path) -> tuple[list[Path], list[str]]:
     unreadable = list[OSError]()
     for folder, identity, files in _walk(root, unreadable):
         inside = folder.relative_to(root)  # once per folder: slow for 100,000 files
-        found = [inside / name for name in files if _is_image(name)]
-        others += [name for name in files if not _is_image(name) and name != "labels.csv"]
+        fitting = [name for name in files if name.lower().endswith(endings)]
+        found = [inside / name for name in fitting]
+        others += sorted({*files} - {*fitting, *TABLES})
         images += found
         repeated += found if identity in seen else []
         seen.add(identity)

@@ -14,12 +14,13 @@ from urllib.parse import unquote
 
 import numpy as np
 import torch
-from jaxtyping import Int, UInt8
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from meanshift.data.decode import read_image
 from meanshift.data.file_access import FileStream, LocalFile, RemoteFile, base_name, split_name
-from meanshift.data.source import Source, UnreadableSample, block_order, file_signature
+from meanshift.data.source import Source, block_order, file_signature
+from meanshift.data.unreadable import UnreadableSample
 from meanshift.runtime.extras import require
 
 _BUDGET = 256 << 20  # bytes of images that a process keeps: how many row groups `order` may mix
@@ -49,7 +50,7 @@ class HubSource(Source):
     def title(self, index: int) -> str:
         return f"#{index}"
 
-    def read(self, index: int) -> UInt8[Tensor, "3 height width"]:
+    def read(self, index: int) -> Shaped[Tensor, "channels height width"]:
         content, path = self._cell(index)
         if content is not None:
             return read_image(io.BytesIO(content), title=self.title(index))
@@ -89,18 +90,19 @@ class StreamedSource(Source):
         self.files = list(files)
         self.footers = list[Any]()
         labels, class_names = self._open_files()
-        self.groups = [
+        self.row_groups = [
             (number, group)
             for number, footer in enumerate(self.footers)
             for group in range(footer.num_row_groups)
         ]
-        rows = [self.footers[number].row_group(group).num_rows for number, group in self.groups]
+        rows = [self.footers[number].row_group(group).num_rows for number, group in self.row_groups]
         self.rows = torch.tensor(rows, dtype=torch.int64)
         self.ends = self.rows.cumsum(0)
         if not len(self):
             raise ValueError(f"{name}: no row in {len(self.files)} files; give others")
         self.sizes = [
-            _image_bytes(self.footers[number], group, self.leaf) for number, group in self.groups
+            _image_bytes(self.footers[number], group, self.leaf)
+            for number, group in self.row_groups
         ]
         self.window = min(32, max(2, _BUDGET * len(self.sizes) // (sum(self.sizes) or 1)))
         if max(self.sizes) > _LARGE:
@@ -157,11 +159,11 @@ class StreamedSource(Source):
         return block_order(seed, epoch, self.rows, window=self.window)
 
     def title(self, index: int) -> str:
-        number, _ = self.groups[int(torch.searchsorted(self.ends, index, right=True))]
+        number, _ = self.row_groups[int(torch.searchsorted(self.ends, index, right=True))]
         before = sum(footer.num_rows for footer in self.footers[:number])
         return f"{base_name(self.files[number].address)}#{index - before}"
 
-    def read(self, index: int) -> UInt8[Tensor, "3 height width"]:
+    def read(self, index: int) -> Shaped[Tensor, "channels height width"]:
         block = int(torch.searchsorted(self.ends, index, right=True))
         row = index - int(self.ends[block] - self.rows[block])
         content = self._block(block)[row].as_py()
@@ -186,7 +188,7 @@ class StreamedSource(Source):
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        number, group = self.groups[block]
+        number, group = self.row_groups[block]
         file = self.files[number]
         opened = _open_parquet(file, footer=self.footers[number])
         table = _call_arrow(

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Int, UInt8
+from jaxtyping import Int, Shaped
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from meanshift.data.bad_files import read_or_replace
+from meanshift.data.convert import blank
 from meanshift.data.source import Source
 from meanshift.runtime import distributed, rng
 from meanshift.runtime.signals import STOP_SIGNALS
@@ -30,7 +31,7 @@ class Batch:
     epoch: int
     ids: Int[Tensor, " batch"]
     labels: Int[Tensor, " batch"] | None
-    images: UInt8[Tensor, "batch height width channels"] | list[UInt8[Tensor, "batch channels _ _"]]
+    images: Shaped[Tensor, "batch *size channels"] | list[Shaped[Tensor, "..."]]
     bad: list[tuple[str, str]]
     """images that could not be read, as (title, reason)"""
 
@@ -195,10 +196,12 @@ class _BatchDataset(Dataset[Batch]):
         bad: list[tuple[str, str]] = []
         images: Tensor | list[Tensor]
         if self.source.uniform:
-            images = self.source.read_batch(ids)
+            images = self.source.sample_batch(ids)
         else:
+            spec = self.source.sample_spec
+            nothing = blank(spec, {"image": [8, 8], "signal": [8], "vector": []}[spec.kind])
             samples = [
-                read_or_replace(self.source, index, self._replacements(index), gray_size=8)
+                read_or_replace(self.source.sample, index, self._replacements(index), blank=nothing)
                 for index in indices
             ]
             bad = [(error.title, error.reason) for sample in samples for error in sample.errors]

@@ -17,6 +17,7 @@ from meanshift.data import (
     folder,
     huggingface,
     packed,
+    parquet,
     sample,
     shards,
     torchvision_datasets,
@@ -30,19 +31,48 @@ from meanshift.data.file_access import (
     split_name,
 )
 from meanshift.data.folder import FolderSource
-from meanshift.data.labels import is_table, read_labels
+from meanshift.data.groups import assign_groups
+from meanshift.data.in_memory import IN_MEMORY
+from meanshift.data.labels import read_table
 from meanshift.data.source import Source
+from meanshift.runtime.errors import Note
 from meanshift.runtime.extras import require
 
+SourceSpec = str | Mapping[str, Source]
+"""a SOURCE: what a user types, or splits that are open already, as those of samples in memory"""
 
-def open_source(spec: str, *, labels: Path | None = None) -> Mapping[str, Source]:
+
+def source_name(spec: SourceSpec) -> str:
+    """What messages call a SOURCE."""
+    return spec if isinstance(spec, str) else spec["train"].name
+
+
+def open_source(
+    spec: SourceSpec, *, labels: Path | None = None, group: str = ""
+) -> Mapping[str, Source]:
     """The splits of a SOURCE by name; the first is the one to train on.
 
     The labels of a folder are the names of its subfolders, or those of a CSV (`file,label`): the
-    given one, or `labels.csv` at its top.
+    given one, or `labels.csv` at its top. `group` is the setting `data.group`.
 
     >>> open_source("photos/")["train"]
     """
+    splits = _open(spec, labels)
+    if group or isinstance(spec, str):
+        assign_groups(source_name(spec), splits, group)
+    return splits
+
+
+def _open(spec: SourceSpec, labels: Path | None) -> Mapping[str, Source]:
+    if not isinstance(spec, str):
+        if labels is not None:
+            raise ValueError(f"{labels}: a CSV of labels is for folders, not for samples in memory")
+        return spec
+    if spec == IN_MEMORY:
+        raise ValueError(
+            "the samples of this run were in the memory of a Python program; need them again: "
+            "--data SOURCE of a saved copy, or meanshift.evaluate(model, data=SAMPLES)"
+        )
     if not spec:  # as a path it would be the current folder
         raise ValueError(
             "no images are named; type --data SOURCE: a folder of images, an .npz file, a named "
@@ -66,11 +96,14 @@ def open_source(spec: str, *, labels: Path | None = None) -> Mapping[str, Source
         return splits
     if path.suffix in (".npy", ".npz") and path.is_file():
         return arrays.read_arrays(path)
+    if path.suffix == ".parquet" and path.is_file():
+        return parquet.read_vectors(path)
     if spec.lower() in torchvision_datasets.NAMES:
         return torchvision_datasets.read_named(spec.lower())
-    found = "a file that is neither .npz nor .npy nor .tar" if path.exists() else "nothing there"
+    found = "a file of no known ending" if path.exists() else "nothing there"
     raise ValueError(
-        f"{spec}: {found}; need a folder of images, an .npz or .npy file, tar shards (a folder, "
+        f"{spec}: {found}; need a folder of images or signals, a file of samples (.npz, .npy) or of "
+        f"vectors (.parquet), tar shards (a folder, "
         f"photos-*.tar, https://host/photos-{{000..012}}.tar), a Hugging Face dataset (hf:NAME, "
         f"hf:PATH, hf+stream:NAME, hf+stream:FILES.parquet), `sample`, or one of "
         f"{', '.join(torchvision_datasets.NAMES)}"
@@ -79,13 +112,20 @@ def open_source(spec: str, *, labels: Path | None = None) -> Mapping[str, Source
 
 def _open_folder(root: Path, labels: Path | None) -> dict[str, Source]:
     """The splits of a folder of images, labeled by its subfolders or by a CSV."""
-    beside = root / "labels.csv"
-    table_path = labels or (beside if beside.is_file() and is_table(beside) else None)
-    table = None if table_path is None else read_labels(table_path)
+    parts = folder.splits(root)
+    table_path = labels or folder.find_table("label", root, parts["train"])
+    table = None if table_path is None else read_table(table_path)
     sources = {
-        name: FolderSource(part, table, "" if part == root else f"{name}/")
-        for name, part in folder.splits(root).items()
+        name: FolderSource(part, table, _prefixes(root, name, part)) for name, part in parts.items()
     }
+    for source in sources.values():
+        source.rate = sources["train"].rate or source.rate
+    if any(part not in (root, root / name) for name, part in parts.items()):
+        listed = (
+            f"{sources[name].prefixes[0]} is {name} ({len(sources[name])} images)" for name in parts
+        )
+        note = f"{root}: its folders are taken as splits, not as classes: {', '.join(listed)}"
+        warnings.warn(note, Note, stacklevel=4)
     if table is None:
         _label_single_classes(sources)
     else:
@@ -93,6 +133,13 @@ def _open_folder(root: Path, labels: Path | None) -> dict[str, Source]:
         _refuse_ambiguous(table_path, table, sources)
         _check_coverage(table_path, table, sources, root)
     return {**sources}
+
+
+def _prefixes(root: Path, split: str, part: Path) -> list[str]:
+    """What a CSV may write in front of the files of a split: the path, or the split's name."""
+    if part == root:
+        return []
+    return [f"{name}/" for name in (part.relative_to(root).as_posix(), part.name, split)]
 
 
 def _label_single_classes(sources: Mapping[str, FolderSource]) -> None:
@@ -109,15 +156,15 @@ def _refuse_ambiguous(
     """Refuse a table that names a file of several splits without saying which split it means."""
     without_split = Counter(
         title
-        for name, source in sources.items()
-        for title in map(source.title, range(len(source)))
-        if title in table and f"{name}/{title}" not in table
+        for source in sources.values()
+        for title in set(source.paths)
+        if title in table and not any(prefix + title in table for prefix in source.prefixes)
     )
     ambiguous = next((title for title, count in without_split.items() if count > 1), None)
     if ambiguous is not None:
         raise ValueError(
             f"{table_path}: {ambiguous} is in more than one of {', '.join(sources)}; write the "
-            f"split's name in front, as train/{ambiguous}"
+            f"split's name in front, as {sources['train'].prefixes[0]}{ambiguous}"
         )
 
 

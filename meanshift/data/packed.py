@@ -29,8 +29,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms.v2 import functional as TF
 
+from meanshift.config.samples import RGB
 from meanshift.data.loader import iterate
-from meanshift.data.source import Source, UnreadableSample
+from meanshift.data.source import Source
+from meanshift.data.unreadable import UnreadableSample
 from meanshift.runtime import checksum
 from meanshift.runtime.checksum import DamagedFile
 from meanshift.runtime.files import atomic_writer, exclusive_lock
@@ -65,6 +67,7 @@ class PackedSource(Source):
         self.classes = classes
         index = _read_index(self.file.with_suffix(".npz"), index_checksum)
         self.labels = torch.from_numpy(index["labels"]) if "labels" in index else None
+        self.groups = torch.from_numpy(index["groups"]) if "groups" in index else None
         titles = index["titles"].tobytes().decode("utf-8", "surrogateescape")
         self.titles = titles.split("\0")  # which no file name contains
         self.bad: dict[str, list[str]] = json.loads(index["bad"].tobytes())
@@ -155,17 +158,20 @@ def pack(
     `name` is what a user types for the sources. A pack that was stopped at any point continues
     where it was and ends with the same bytes.
     """
-    splits = {
+    splits: dict[str, dict[str, Any]] = {
         split: {"classes": source.classes, "contents": source.content_fingerprint()}
         for split, source in sources.items()
     }
+    for split, source in sources.items():
+        if source.groups is not None:
+            splits[split]["groups"] = zlib.crc32(source.groups.numpy().tobytes())
     metadata = {"format": _FORMAT, "side": side, "source": name, "splits": splits}
     try:
-        finished = _begin(out, metadata)
+        finished = _begin(out, metadata, sources)
         if not finished:
             with exclusive_lock(out / _UNFINISHED, "is packing into it", "another directory"):
                 for split, source in sources.items():
-                    _pack_split(out / f"{split}.bin", source, side, workers)
+                    _pack_split(out / f"{split}.bin", source.with_spec(RGB), side, workers)
                 indexes = {split: checksum.compute(out / f"{split}.npz") for split in sources}
                 checksum.write_json(out / _FINISHED, {**metadata, "indexes": indexes}, indent=2)
         for leftover in (_UNFINISHED, *(f"{split}.part" for split in sources)):
@@ -188,7 +194,17 @@ def pack(
     return store
 
 
-def _begin(out: Path, metadata: dict[str, Any]) -> bool:
+def _refuse_other_samples(source: Source) -> None:
+    """Refuse what would not be the same as 8-bit RGB."""
+    spec = source.sample_spec
+    if not spec.is_bytes or spec.channels not in (1, 3):
+        raise ValueError(
+            f"{source.name}: {spec.describe()}; a store holds 8-bit RGB images only, so train on "
+            f"these as they are (large ones are read fastest from an .npy array)"
+        )
+
+
+def _begin(out: Path, metadata: dict[str, Any], sources: Mapping[str, Source]) -> bool:
     """Begin a new store, or return whether it is finished; refuse what is not this store."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out}: is a file; need a new directory for the store: choose another")
@@ -197,7 +213,9 @@ def _begin(out: Path, metadata: dict[str, Any]) -> bool:
             if existing["side"] != metadata["side"]:
                 difference = f"with --side {existing['side']}, now it is {metadata['side']}"
             elif existing["splits"] != metadata["splits"]:
-                difference = f"from other images or labels ({existing['source']} as it was then)"
+                difference = (
+                    f"from other images, labels or groups ({existing['source']} as it was then)"
+                )
             else:
                 return file == _FINISHED
             raise ValueError(
@@ -208,6 +226,8 @@ def _begin(out: Path, metadata: dict[str, Any]) -> bool:
             f"{out}: has files but no {_FINISHED}, so it is no store; need a new or empty "
             f"directory: choose another"
         )
+    for source in sources.values():
+        _refuse_other_samples(source)
     out.mkdir(parents=True, exist_ok=True)
     _write(out / _UNFINISHED, json.dumps(metadata).encode())
     return False
@@ -254,6 +274,8 @@ def _write_index(path: Path, source: Source, rows: list[Row]) -> None:
     }
     if source.labels is not None:
         arrays["labels"] = source.labels.numpy()
+    if source.groups is not None:
+        arrays["groups"] = source.groups.numpy()
     content = io.BytesIO()
     np.savez(content, **arrays)  # type: ignore[arg-type]
     _write(path, content.getvalue())
@@ -295,7 +317,7 @@ class _ResizedBatches(Dataset[tuple[Tensor, list[Row]]]):
         parts = [torch.empty(0, dtype=torch.uint8)]
         for index in self.batches[batch].tolist():
             try:
-                image = self.source.read(index)
+                image = self.source.sample(index)
             except UnreadableSample as error:
                 rows.append([0, 0, error.title, error.reason])
                 continue

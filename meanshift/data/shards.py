@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Shaped
 from torch import Tensor
 
 from meanshift.data.decode import SUFFIXES, read_image
@@ -86,7 +86,7 @@ class ShardSource(Source):
         shard, _, _, member = self.rows[index]
         return f"{self.names[shard]}/{member}"
 
-    def read(self, index: int) -> UInt8[Tensor, "3 height width"]:
+    def read(self, index: int) -> Shaped[Tensor, "channels height width"]:
         shard, offset, size, _ = self.rows[index]
         content = self.files[shard].read_at(offset, size)
         return read_image(io.BytesIO(content), title=self.title(index))

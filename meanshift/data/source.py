@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 import hashlib
 import os
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from jaxtyping import Int, UInt8
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
+from meanshift.config import SampleSpec
+from meanshift.config.samples import Kind
+from meanshift.data.convert import convert
 from meanshift.data.file_access import with_timeout
+from meanshift.data.measure import measure
+from meanshift.data.unreadable import UnreadableSample
 from meanshift.runtime import rng
 
 
-class UnreadableSample(Exception):
-    """An image that cannot be read: `title` names it, `reason` says what is wrong with it."""
-
-    def __init__(self, title: str, reason: str) -> None:
-        super().__init__(title, reason)
-        self.title = title
-        self.reason = reason
-
-
 class Source(ABC):
-    """Images by index, in a fixed order, with labels where they exist (-1 is unknown)."""
+    """Samples by index, in a fixed order, with labels where they exist (-1 is unknown).
+
+    `read` gives them as they are stored, `sample` as a network takes them (`sample_spec`).
+    """
 
     name: str
     labels: Int[Tensor, " n"] | None
     classes: list[str]
-    channels: int = 3
+    groups: Int[Tensor, " n"] | None = None
+    """images of one group (a patient, a video) have one number, and stay on one side of a split"""
+    kind: Kind = "image"
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -49,8 +51,58 @@ class Source(ABC):
         """The name of an image for a person: that of its file, or its number."""
 
     @abstractmethod
-    def read(self, index: int) -> UInt8[Tensor, "channels height width"]:
-        """Read one image as RGB; raises `UnreadableSample`."""
+    def read(self, index: int) -> Shaped[Tensor, "channels *size"]:
+        """Read one sample as it is stored, whatever its type; raises `UnreadableSample`."""
+
+    def sample(self, index: int) -> Shaped[Tensor, "channels *size"]:
+        """Read one sample as `sample_spec` says: bytes, or floats in [0, 1]."""
+        stored = self.read(index)
+        try:
+            return convert(stored, self.sample_spec)
+        except ValueError as error:
+            raise UnreadableSample(self.title(index), str(error)) from None
+
+    @functools.cached_property
+    def sample_spec(self) -> SampleSpec:
+        """What the samples are: measured on some of them, unless `with_spec` has set it."""
+        return measure(self)
+
+    def with_spec(self, spec: SampleSpec) -> Source:
+        """The same source with its samples converted to another specification."""
+        copies: dict[SampleSpec, Source] = self.__dict__.setdefault("_copies", {})
+        if spec not in copies:
+            copies[spec] = self._converted(spec)
+        return copies[spec]
+
+    def adapted(self, spec: SampleSpec, network: str) -> Source:
+        """The same source as a network takes it that was trained on samples of `spec`.
+
+        What was trained on 8-bit images takes others scaled by their own range, and the other way
+        round; floats from 0 to 1 count as bytes divided by 255, as in torchvision.
+        """
+        stored = self.sample_spec
+        gray_or_rgb = spec.kind == "image" and {spec.channels, stored.channels} <= {1, 3}
+        if spec.kind != stored.kind or (spec.channels != stored.channels and not gray_or_rgb):
+            raise ValueError(
+                f"{network}: takes {spec.kind}s of {spec.channels} channels, and {self.name} has "
+                f"{stored.kind}s of {stored.channels}; need weights that were trained on such"
+            )
+        if (spec.dtype == "uint8") != (stored.dtype == "uint8") and spec.kind == "image":
+            low, high = stored.range
+            scaled = stored.dtype.startswith("float") and low >= 0 and high <= 1
+            spec = dataclasses.replace(
+                stored,
+                channels=spec.channels,
+                range=(0.0, 1.0) if scaled else stored.range,
+                mean=spec.mean,
+                std=spec.std,
+            )
+        return self.with_spec(spec)
+
+    def _converted(self, spec: SampleSpec) -> Source:
+        converted = copy.copy(self)
+        converted.__dict__ |= {"sample_spec": spec, "_copies": {spec: converted}}
+        return converted
 
     @property
     def uniform(self) -> bool:
@@ -60,11 +112,26 @@ class Source(ABC):
         """
         return False
 
-    def read_batch(
-        self, indices: Int[Tensor, " batch"]
-    ) -> UInt8[Tensor, "batch height width channels"]:
-        """Read many images at once; only sources that are `uniform` can."""
+    def read_batch(self, indices: Int[Tensor, " batch"]) -> Shaped[Tensor, "batch *size channels"]:
+        """Read many samples at once, channels last; only sources that are `uniform` can."""
         raise TypeError(f"{self.name} is not uniform: read its {len(indices)} images one by one")
+
+    def sample_batch(
+        self, indices: Int[Tensor, " batch"]
+    ) -> Shaped[Tensor, "batch *size channels"]:
+        """Read many samples at once as `sample_spec` says, channels last."""
+        try:
+            return convert(self.read_batch(indices), self.sample_spec, channel_dim=-1)
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {self._first_unreadable(indices)} {error}") from None
+
+    def _first_unreadable(self, indices: Int[Tensor, " batch"]) -> str:
+        for index in indices.tolist():
+            try:
+                self.sample(index)
+            except UnreadableSample as error:
+                return error.title
+        return ""
 
     @property
     def blockwise(self) -> bool:
@@ -93,7 +160,7 @@ class Source(ABC):
         return self.fingerprint()
 
 
-@dataclass(eq=False)
+@dataclasses.dataclass(eq=False)
 class Subset(Source):
     """Some images of another source."""
 
@@ -101,9 +168,11 @@ class Subset(Source):
     indices: Int[Tensor, " m"]
 
     def __post_init__(self) -> None:
+        self.kind = self.source.kind
         self.name = self.source.name
         self.classes = self.source.classes
         self.labels = None if self.source.labels is None else self.source.labels[self.indices]
+        self.groups = None if self.source.groups is None else self.source.groups[self.indices]
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -111,16 +180,24 @@ class Subset(Source):
     def title(self, index: int) -> str:
         return self.source.title(int(self.indices[index]))
 
-    def read(self, index: int) -> UInt8[Tensor, "channels height width"]:
+    def read(self, index: int) -> Shaped[Tensor, "channels *size"]:
         return self.source.read(int(self.indices[index]))
+
+    @property
+    def sample_spec(self) -> SampleSpec:  # type: ignore[override]
+        return self.source.sample_spec
+
+    def _converted(self, spec: SampleSpec) -> Source:
+        converted = copy.copy(self)
+        converted.source = self.source.with_spec(spec)
+        converted.__dict__["_copies"] = {spec: converted}
+        return converted
 
     @property
     def uniform(self) -> bool:
         return self.source.uniform
 
-    def read_batch(
-        self, indices: Int[Tensor, " batch"]
-    ) -> UInt8[Tensor, "batch height width channels"]:
+    def read_batch(self, indices: Int[Tensor, " batch"]) -> Shaped[Tensor, "batch *size channels"]:
         return self.source.read_batch(self.indices[indices])
 
     @property

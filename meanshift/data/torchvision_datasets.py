@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Shaped
 from torch import Tensor
 
 from meanshift.data.arrays import ArraySource
-from meanshift.data.decode import to_rgb
-from meanshift.data.source import Source, UnreadableSample, file_signature
+from meanshift.data.decode import to_array
+from meanshift.data.source import Source, file_signature
+from meanshift.data.unreadable import UnreadableSample
 
 # name: (torchvision's class, its arguments for the train split, for the test split)
 _DATASETS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -115,10 +116,10 @@ class _DecodingSource(Source):
         content = self.fingerprint() + (file_signature(files) if files else repr(self.dataset))
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
-    def read(self, index: int) -> UInt8[Tensor, "3 height width"]:
+    def read(self, index: int) -> Shaped[Tensor, "channels height width"]:
         try:
             image, _ = self.dataset[index]
-            return torch.from_numpy(np.array(to_rgb(image))).permute(2, 0, 1)
+            return torch.from_numpy(to_array(image)[0]).permute(2, 0, 1)
         except Exception as error:  # as for files: decoders raise anything
             files = files_of(self.dataset)
             title = str(files[index]) if files else self.title(index)

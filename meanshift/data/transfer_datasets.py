@@ -14,7 +14,12 @@ from meanshift.data import torchvision_datasets
 from meanshift.data.arrays import read_arrays
 from meanshift.data.open import open_source
 from meanshift.data.source import Source
-from meanshift.data.splits import labeled_only, match_classes, split_per_class
+from meanshift.data.splits import (
+    labeled_only,
+    match_classes,
+    split_per_class,
+    stratified_split,
+)
 
 Metric = Literal["top-1", "mean per class"]
 
@@ -275,11 +280,14 @@ def task_from_source(name: str, spec: str, *, seed: int = 0) -> Task:
         train, test = _split(train, fraction=0.2, seed=seed)
         split = "test 20% per class, validation 20% per class of the rest"
     train, val = _split(train, fraction=0.2, seed=seed)
-    return Task(name, name, train, val, test, "top-1", f"{split}, seed {seed}", spec)
+    whole = "" if source.groups is None else ", groups kept whole"
+    return Task(name, name, train, val, test, "top-1", f"{split}{whole}, seed {seed}", spec)
 
 
 def _split(source: Source, *, count: int = 0, fraction: float = 0.0, seed: int) -> list[Source]:
-    """(The rest, `count` images or a `fraction` of each class, drawn at random)."""
+    """(The rest, `count` images or a `fraction` of each class, drawn at random; groups whole)."""
+    if source.groups is not None:
+        return list(stratified_split(source, fraction, seed=seed))
     parts = split_per_class(_labels(source), count=count, fraction=fraction, seed=seed)
     return [source.subset(indices) for indices in parts]
 

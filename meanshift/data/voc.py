@@ -12,13 +12,16 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, Shaped
 from PIL import ExifTags, Image
 from torch import Tensor
 
+from meanshift.config.samples import RGB
 from meanshift.data.bad_files import MAX_BAD_FRACTION_BOXES, refuse_too_many
+from meanshift.data.convert import convert
 from meanshift.data.decode import read_image
 from meanshift.data.source import file_signature
+from meanshift.data.unreadable import UnreadableSample
 
 VOC_LAYOUT = (
     "need VOCdevkit/VOC2007 with Annotations, JPEGImages, ImageSets/Main/trainval.txt and test.txt "
@@ -66,9 +69,14 @@ class DetectionDataset:
     def __len__(self) -> int:
         return len(self.images)
 
-    def read(self, index: int) -> UInt8[Tensor, "3 height width"]:
+    def read(self, index: int) -> Shaped[Tensor, "channels height width"]:
         """Read one image as RGB; raises `UnreadableSample`."""
-        return read_image(self.images[index].file, title=self.images[index].title)
+        title = self.images[index].title
+        stored = read_image(self.images[index].file, title=title)
+        try:
+            return convert(stored, RGB)
+        except ValueError as error:
+            raise UnreadableSample(title, str(error)) from None
 
     def fingerprint(self) -> str:
         """Changes when images, names, boxes or labels change, or a file is rewritten."""

@@ -14,7 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from meanshift.config import Config
-from meanshift.data import Source, Subset, evaluation_splits, is_trained_on
+from meanshift.data import Source, Subset, describe_splits, evaluation_splits, is_trained_on
+from meanshift.data.open import SourceSpec, source_name
 from meanshift.evaluation.result import Result, result_name, save_result, short_hash
 from meanshift.models.feature_cache import cached_features
 from meanshift.models.features import extract_features
@@ -99,7 +100,7 @@ class EncoderContext:
         """The features of a source, extracted once, without the images that cannot be read."""
         features, readable = cached_features(
             self.backbone,
-            source,
+            self.adapted(source),
             weights=self.fingerprint,
             folder=self.output_dir / "features",
             image_size=self.image_size,
@@ -112,6 +113,10 @@ class EncoderContext:
         if len(readable) < len(source):
             source = source.subset(readable)
         return FeatureSet(source, features)
+
+    def adapted(self, source: Source) -> Source:
+        """The source with its samples as the backbone takes them."""
+        return self.weights.adapted(source)
 
     def features_of_parts(
         self, *sources: Source, resize: int = 0, bicubic: bool = False
@@ -176,39 +181,54 @@ class EvaluationContext(EncoderContext):
     def __init__(
         self,
         weights: Weights,
-        data: str | None = None,
+        data: SourceSpec | None = None,
         *,
         like: EvaluationContext | None = None,
         labels: Path | None = None,
+        group: str | None = None,
         split: str = "",
         seed: int | None = None,
         **options: Any,
     ) -> None:
         config = weights.config
         if data is None and like is not None:
-            data = like.data
+            data = like.spec
         if data is None and config is None:
             raise ValueError(f"{weights.title}: need images; give them with --data SOURCE")
         default_seed = config.train.seed if config else like.seed if like else 0
         super().__init__(weights, seed=default_seed if seed is None else seed, **options)
-        places = [] if config is None else _places(weights, config)
-        self.data: str = data if data is not None else places[0]
+        places = [] if config is None else source_places(weights, config)
+        self.spec: SourceSpec = data if data is not None else places[0]
+        self.data = source_name(self.spec)
         self.labels_file = labels
         if labels is not None:
             self.options["labels"] = str(labels.resolve())
-        is_own = any(_same_source(self.data, place) for place in places)
-        run = config if is_own or _is_copy(self.data, weights) else None
+        if group is not None and (config is None or group != config.data.group):
+            self.options["group"] = group
+        is_own = any(_same_source(self.spec, place) for place in places)
+        run = config if is_own or _is_copy(self.spec, weights) else None
+        self.group = (run.data.group if run else "") if group is None else group
+        if not isinstance(self.spec, str):  # in memory the samples themselves are the only place
+            is_own = run is not None
         splits = evaluation_splits(
-            self.data, labels=labels, split=split, run=run, trained_on=weights.trained_on
+            self.spec,
+            labels=labels,
+            group=self.group,
+            split=split,
+            run=run,
+            trained_on=weights.trained_on,
         )
         self.train_source, self.test_source, self.split_rule, self.seen = splits
         compared = like is not None and self._take_images_of(like, own=run is not None)
-        source_name = "" if is_own else re.sub(r"\W+", "-", Path(self.data).stem)
-        if not is_own and source_name != source_identity(self.data):  # a path, not `cifar10`
-            self.options["data"] = source_identity(self.data)
+        self.train_source = self.adapted(self.train_source)
+        if self.test_source is not None:
+            self.test_source = self.adapted(self.test_source)
+        place = "" if is_own else re.sub(r"\W+", "-", Path(self.data).stem)
+        if not is_own and place != source_identity(self.spec):  # a path, not `cifar10`
+            self.options["data"] = source_identity(self.spec)
         self.name = _join(
             weights.name,
-            source_name,
+            place,
             split,
             "compared" if compared else "",
             f"seed{self.seed}" if self.seed != default_seed else "",
@@ -224,6 +244,7 @@ class EvaluationContext(EncoderContext):
         self.train_source = like.train_source
         self.test_source = like.test_source
         self.split_rule = like.split_rule
+        self.group = like.group
         if differs:
             self.options["images"] = short_hash(_test_fingerprint(like))
         if not (own and differs):
@@ -238,6 +259,11 @@ class EvaluationContext(EncoderContext):
     def split(self) -> str:
         """How the images were chosen, and whether the run has trained on the test images."""
         return "; ".join(filter(None, [self.split_rule, self.seen]))
+
+    @property
+    def counts(self) -> str:
+        """How many images of each class the train and test images are."""
+        return describe_splits({"train": self.train_source, "test": self.test_source})
 
     @functools.cached_property
     def train(self) -> FeatureSet:
@@ -273,6 +299,7 @@ class EvaluationContext(EncoderContext):
             "sizes": sizes,
             "unreadable": unreadable,
             "labels": str(self.labels_file) if self.labels_file else "the source's own",
+            "group": "none" if self.train_source.groups is None else self.group or "the source's",
         }
 
     def _mean_pixels(self) -> Tensor:
@@ -334,13 +361,15 @@ def _test_fingerprint(context: EvaluationContext) -> str:
     return "" if context.test_source is None else context.test_source.fingerprint()
 
 
-def source_identity(spec: str) -> str:
+def source_identity(spec: SourceSpec) -> str:
     """A source in one spelling: a path is resolved, the name of a dataset is as it is."""
+    if not isinstance(spec, str):
+        return spec["train"].fingerprint()
     path = Path(spec).expanduser()
     return str(path.resolve()) if path.exists() else spec
 
 
-def _places(weights: Weights, config: Config) -> list[str]:
+def source_places(weights: Weights, config: Config) -> list[str]:
     """Where the training images of a run can be: its source as it was typed, here or there."""
     source = config.data.source
     there = weights.directory / source
@@ -349,11 +378,11 @@ def _places(weights: Weights, config: Config) -> list[str]:
     return [source, str(there)] if there.exists() else [source]
 
 
-def _same_source(one: str, other: str) -> bool:
+def _same_source(one: SourceSpec, other: SourceSpec) -> bool:
     return source_identity(one) == source_identity(other)
 
 
-def _is_copy(data: str, weights: Weights) -> bool:
+def _is_copy(data: SourceSpec, weights: Weights) -> bool:
     """Whether another source has exactly the training images of a run, as after a move."""
     if weights.config is None or not weights.trained_on:
         return False

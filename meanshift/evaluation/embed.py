@@ -70,7 +70,7 @@ def embed(
     for name, split in open_source(source, labels=labels).items():
         embeddings, ids = cached_features(
             network.to(torch_device),
-            split,
+            weights.adapted(split),
             weights=fingerprint(network),
             folder=folder,
             image_size=image_size or weights.image_size,

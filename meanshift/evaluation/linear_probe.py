@@ -28,8 +28,8 @@ from meanshift.models.features import eval_mode
 from meanshift.runtime import checkpoint, rng
 from meanshift.runtime.device import autocast
 from meanshift.runtime.progress import progress
-from meanshift.transforms.augment import MultiViewTransform
 from meanshift.transforms.eval import TRANSFORM_VERSION
+from meanshift.transforms.views import view_transform
 
 VIEW = ViewSpec(name="train", stream=rng.ONLINE, crop_area=(0.08, 1.0))
 """the view that a layer is trained on: a crop of 8% to 100% of the area, and a flip"""
@@ -182,7 +182,7 @@ def augmented_stream(
     start_epoch: int = 0,
 ) -> Stream:
     """Features of a new view of each image in every epoch."""
-    transform = MultiViewTransform((VIEW,), seed, image_size)
+    transform = view_transform((VIEW,), source, seed=seed, size=image_size)
     layout = memory_format(backbone)
     steps = steps_per_epoch(source, settings.batch_size, partial=True)
     for batch in batches(

@@ -14,8 +14,8 @@ from meanshift.models.view_whitening import without_whitening
 from meanshift.ops.collapse import effective_rank, lidar, rankme
 from meanshift.runtime import rng
 from meanshift.runtime.progress import progress
-from meanshift.transforms.augment import MultiViewTransform
 from meanshift.transforms.replay import replay_views
+from meanshift.transforms.views import view_transform
 
 LIDAR_IMAGES, LIDAR_VIEWS = 1000, 50
 """images and views of LiDAR's paper"""
@@ -60,8 +60,10 @@ def _views(
     operators = config.views if config is not None else Views()
     # Streams of their own: these views are not those that the run was trained on.
     specs = tuple(operators.spec(str(index), "strong", index=500 + index) for index in range(views))
-    transform = MultiViewTransform(specs, context.seed, context.image_size)
     source = context.train_source
+    transform = view_transform(
+        specs, source, seed=context.seed, size=context.image_size, module=operators.module
+    )
     chosen = rng.choice(context.seed, len(source), images, rng.SAMPLE)
     projector = context.weights.projector
     if projector is not None:

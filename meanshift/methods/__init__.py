@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import sys
+from types import ModuleType
 from typing import Any
 
-from meanshift.config import Config, MethodSettings, ViewSpec
+from meanshift.config import METHODS, Config, MethodSettings, ViewSpec
 from meanshift.config.methods import load_class
 from meanshift.methods.base import Batch, BuildContext, Method, Progress, StepOutput
 from meanshift.methods.msf import MeanShift
@@ -60,3 +63,14 @@ def method_class(settings: MethodSettings) -> type[Method]:
 def view_specs(config: Config) -> tuple[ViewSpec, ...]:
     """The views that the method of a config declares."""
     return method_class(config.method).views(config.method, config.views)
+
+
+class _Methods(ModuleType):
+    """This package, which can be called: `meanshift.methods()` lists the methods."""
+
+    def __call__(self) -> dict[str, str]:
+        """Every method by name, with its paper, loss and needs."""
+        return {name: inspect.cleandoc(kind.__doc__ or "") for name, kind in METHODS.items()}
+
+
+sys.modules[__name__].__class__ = _Methods

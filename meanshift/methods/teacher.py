@@ -49,8 +49,9 @@ class Teacher(nn.Module):
                 f"method.teacher: {error} (a run needs its teacher also to continue)"
             ) from None
         side = weights.image_size
+        channels = 3 if weights.sample_spec is None else weights.sample_spec.channels
         with torch.no_grad():
-            features = weights.backbone.eval()(torch.zeros(1, 3, side, side))
+            features = weights.backbone.eval()(torch.zeros(1, channels, side, side))
         return Teacher(weights.backbone, features.shape[1], spec=spec, title=weights.title)
 
     @torch.no_grad()

@@ -59,7 +59,7 @@ class ConvNet(nn.Module):
         self.features = 4 * inputs
 
     def forward(
-        self, images: Float[Tensor, "batch 3 height width"]
+        self, images: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch features"]:
         means: Tensor = self.grid(self.layers(images))
         return means.flatten(1)

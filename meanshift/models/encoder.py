@@ -14,8 +14,10 @@ from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from meanshift import config
 from meanshift.config.parsing import close
+from meanshift.config.samples import RGB
 from meanshift.models.convnet import CONVNETS, ConvNet
 from meanshift.models.heads import mlp
+from meanshift.models.small_networks import MLP, Conv1d
 from meanshift.models.split_batch_norm import split_batch_norm
 from meanshift.models.view_whitening import ViewWhitening, without_whitening
 
@@ -27,6 +29,10 @@ _RESNETS: dict[str, tuple[type[BasicBlock | Bottleneck], list[int]]] = {
     "resnet101": (Bottleneck, [3, 4, 23, 3]),
     "resnet152": (Bottleneck, [3, 8, 36, 3]),
 }
+
+
+_OF_OTHER_KINDS = {"mlp": "vector", "conv1d": "signal"}
+_RECIPES = {"image": "small", "vector": "vector", "signal": "signal"}
 
 
 class Encoder(nn.Module):
@@ -44,10 +50,13 @@ class Encoder(nn.Module):
         dim: int = 0,
         hidden: int = 0,
         image_size: int = 224,
+        samples: config.SampleSpec = RGB,
         projector: Callable[[int], nn.Module] | None = None,
     ) -> None:
         super().__init__()
-        self.backbone, self.features = build_backbone(settings, image_size=image_size)
+        self.backbone, self.features = build_backbone(
+            settings, image_size=image_size, samples=samples
+        )
         if settings.batch_groups > 1:
             split_batch_norm(self.backbone, settings.batch_groups)
         self.fixed_batch_norm = settings.batch_norm == "fixed"
@@ -56,9 +65,7 @@ class Encoder(nn.Module):
         build = projector or (lambda features: mlp(features, self.hidden, self.dim))
         self.projector = build(self.features)
 
-    def forward(
-        self, images: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch dim"]:
+    def forward(self, images: Float[Tensor, "batch channels *size"]) -> Float[Tensor, "batch dim"]:
         embeddings: Tensor = self.projector(without_whitening(self.backbone)(images))
         return embeddings
 
@@ -71,15 +78,39 @@ class Encoder(nn.Module):
         return self
 
 
-def build_backbone(settings: config.Encoder, *, image_size: int = 224) -> tuple[nn.Module, int]:
+def build_backbone(
+    settings: config.Encoder, *, image_size: int = 224, samples: config.SampleSpec = RGB
+) -> tuple[nn.Module, int]:
     """Build an untrained backbone without its classifier; return it and its number of features.
 
     Its batch norm is plain: the groups of `batch_groups` are for pretraining (`Encoder`) only.
     """
-    network, features = _build_network(settings, image_size)
+    if samples.kind == "image" and settings.name not in _OF_OTHER_KINDS:
+        network, features = _build_network(settings, image_size)
+        if samples.channels != 3:
+            replace_first_convolution(network, samples.channels)
+    else:
+        network, features = _build_small_network(settings, samples)
     if settings.output == "whitened":
         return ViewWhitening(network, features), features
     return network, features
+
+
+def _build_small_network(
+    settings: config.Encoder, samples: config.SampleSpec
+) -> tuple[nn.Module, int]:
+    """A network for vectors or signals."""
+    if _OF_OTHER_KINDS.get(settings.name) != samples.kind:
+        fitting = {"image": "resnet18", "vector": "mlp", "signal": "conv1d"}[samples.kind]
+        raise ValueError(
+            f"encoder.name: {settings.name} does not take {samples.kind}s; type --encoder.name "
+            f"{fitting}, or choose the recipe {_RECIPES[samples.kind]}"
+        )
+    if settings.name == "mlp":
+        network: MLP | Conv1d = MLP(samples.channels, scaled(max(512, samples.channels), settings.width))
+    else:
+        network = Conv1d(samples.channels, scaled(64, settings.width))
+    return network, network.features
 
 
 def _build_network(settings: config.Encoder, image_size: int) -> tuple[nn.Module, int]:
@@ -112,6 +143,21 @@ def _build_network(settings: config.Encoder, image_size: int) -> tuple[nn.Module
         options = {"aux_logits": False, "init_weights": True}
     backbone = models.get_model(settings.name, weights=None, **options)
     return backbone, _remove_classifier(backbone, settings.name)
+
+
+def replace_first_convolution(network: nn.Module, channels: int) -> None:
+    """Let a network take another number of channels; its first convolution is random again."""
+    name, first = next((name, m) for name, m in network.named_modules() if isinstance(m, nn.Conv2d))
+    replaced = nn.Conv2d(
+        channels,
+        first.out_channels,
+        first.kernel_size,  # type: ignore[arg-type]
+        first.stride,  # type: ignore[arg-type]
+        first.padding,  # type: ignore[arg-type]
+        bias=first.bias is not None,
+    )
+    nn.init.kaiming_normal_(replaced.weight, mode="fan_out", nonlinearity="relu")
+    network.set_submodule(name, replaced)
 
 
 def resnet_from_shapes(shapes: Mapping[str, tuple[int, ...]]) -> config.Encoder | None:
@@ -187,8 +233,8 @@ def _suggest(name: str) -> str:
 
 
 @torch.no_grad()
-def strides_over_one_pixel(network: nn.Module, channels: int, image_size: int) -> bool:
-    """Whether a convolution with a stride gets a map of one pixel from images of this size.
+def strides_over_one_pixel(network: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Whether a convolution with a stride gets a map of one pixel from samples of this shape.
 
     On CPUs with native bfloat16 oneDNN leaves parts of the weight gradient of such a convolution
     uninitialized (docs/experiments.md).
@@ -202,7 +248,7 @@ def strides_over_one_pixel(network: nn.Module, channels: int, image_size: int) -
     handles = [m.register_forward_pre_hook(check) for m in convolutions]
     modes = {module: module.training for module in network.modules()}
     network.eval()
-    network(torch.zeros(1, channels, image_size, image_size))
+    network(torch.zeros(1, *shape))
     for module, training in modes.items():
         module.training = training
     for handle in handles:

@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from meanshift.config import SampleSpec
 from meanshift.data import Source, UnreadableSample
 from meanshift.models.features import BATCH_SIZE, feature_batches, warn_unreadable
 from meanshift.runtime import checksum, distributed
@@ -68,6 +69,8 @@ def cached_features(
         "precision": str(precision),
         "transform": TRANSFORM_VERSION,
     }
+    if source.sample_spec != SampleSpec():
+        key["samples"] = repr(source.sample_spec)
     file = _FeatureFile(folder, key)
     cached = file.open(len(source))
     (missing,) = distributed.all_max(int(cached is None))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from meanshift.data import Source, UnreadableSample
 from meanshift.data.loader import iterate
 from meanshift.models.encoder import memory_format
-from meanshift.ops.image import normalize
+from meanshift.ops.image import normalize, to_unit
 from meanshift.runtime import distributed
 from meanshift.runtime.device import autocast
 from meanshift.runtime.progress import progress
@@ -113,7 +113,7 @@ def evaluation_batches(
     workers: int = 0,
     bad: dict[int, UnreadableSample] | None = None,
     shared: bool = True,
-) -> Iterator[tuple[Int[Tensor, " batch"], Float[Tensor, "batch channels _ _"]]]:
+) -> Iterator[tuple[Int[Tensor, " batch"], Float[Tensor, "batch channels *size"]]]:
     """Yield this process's part of a source in order, as (indices, normalized evaluation views).
 
     Unreadable images are replaced by gray ones, and are added to `bad` if it is given. Without
@@ -134,7 +134,9 @@ def evaluation_batches(
     ):
         if bad is not None:
             bad |= unreadable
-        yield indices, normalize(images.to(device, non_blocking=True).float().div_(255))
+        spec = source.sample_spec
+        unit = to_unit(images.to(device, non_blocking=True))
+        yield indices, normalize(unit, spec.mean, spec.std)
 
 
 @contextmanager

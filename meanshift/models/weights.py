@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from meanshift import config as settings
-from meanshift.config import Config, MethodSettings
+from meanshift.config import Config, MethodSettings, SampleSpec
+from meanshift.data import Source
 from meanshift.models import third_party
 from meanshift.models.encoder import Encoder, build_backbone
 from meanshift.models.heads import mlp_from_state
@@ -50,15 +51,15 @@ class RawPixels(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(3 * _PIXELS_SIDE * _PIXELS_SIDE))
+        self.register_buffer("mean", torch.zeros(1))
 
     def center(self, mean: Float[Tensor, " pixels"]) -> None:
         """Subtract the mean of the training features from all later features."""
         self.mean = self.mean + mean.to(self.mean)
 
-    def forward(self, images: Float[Tensor, "n 3 _ _"]) -> Float[Tensor, "n pixels"]:
+    def forward(self, images: Float[Tensor, "n channels *size"]) -> Float[Tensor, "n pixels"]:
         size = (_PIXELS_SIDE, _PIXELS_SIDE)
-        if images.shape[2:] != size:
+        if images.ndim == 4 and images.shape[2:] != size:
             images = F.interpolate(images, size, mode="bilinear", antialias=True)
         return images.flatten(1) - self.mean
 
@@ -86,6 +87,18 @@ class Weights:
     unmeasured: bool = False
     """whether batch norm has no statistics yet: an evaluation measures them on its training images,
     since random weights without them are a weaker baseline than they need to be"""
+
+    def adapted(self, source: Source) -> Source:
+        """A source with its samples as the backbone takes them."""
+        spec = self.sample_spec
+        return source if spec is None else source.adapted(spec, self.spec)
+
+    @property
+    def sample_spec(self) -> SampleSpec | None:
+        """What the backbone takes; None where any number of channels will do."""
+        if isinstance(self.backbone, RawPixels):
+            return None
+        return SampleSpec() if self.config is None else self.config.data.sample_spec
 
 
 def load_weights(spec: Path | str) -> Weights:
@@ -344,7 +357,11 @@ def _load_random(run: Path) -> Weights:
         dim = getattr(config.method, "dim", 0)
         hidden = getattr(config.method, "hidden", 0)
         encoder = Encoder(
-            config.encoder, dim=dim, hidden=hidden, image_size=config.data.image_size
+            config.encoder,
+            dim=dim,
+            hidden=hidden,
+            image_size=config.data.image_size,
+            samples=config.data.sample_spec,
         ).eval()
     return Weights(
         spec=f"random:{run}",
@@ -420,7 +437,10 @@ def _third_party_weights(
 
 def _build(config: Config, state: Mapping[str, Any], path: Path) -> nn.Module:
     """Build the backbone of a config with the weights of a file, in evaluation mode."""
-    backbone, _ = build_backbone(config.encoder, image_size=config.data.image_size)
+    data = config.data
+    backbone, _ = build_backbone(
+        config.encoder, image_size=data.image_size, samples=data.sample_spec
+    )
     try:
         backbone.load_state_dict(state)
     except RuntimeError as error:

@@ -11,14 +11,11 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
-MEAN = (0.485, 0.456, 0.406)
-"""mean of ImageNet's channels, as the authors use it"""
-STD = (0.229, 0.224, 0.225)
-"""standard deviation of ImageNet's channels"""
+from meanshift.config.samples import IMAGENET_MEAN, IMAGENET_STD
 
 _GRAY_WEIGHTS = (0.2989, 0.587, 0.114)  # of red, green and blue, as in torchvision
 _CONTRAST, _SATURATION, _HUE = 1, 2, 3  # columns of the factors; brightness is 0
@@ -41,8 +38,8 @@ class ColorParameters:
 
 
 def cut_to_aspect(
-    images: UInt8[Tensor, "*batch height width"], most: int
-) -> UInt8[Tensor, "*batch _ _"]:
+    images: Shaped[Tensor, "*batch height width"], most: int
+) -> Shaped[Tensor, "*batch _ _"]:
     """The middle of images whose long side is more than `most` times the short one."""
     height, width = images.shape[-2:]
     cut_height, cut_width = min(height, most * width), min(width, most * height)
@@ -50,8 +47,13 @@ def cut_to_aspect(
     return images[..., top : top + cut_height, left : left + cut_width]
 
 
+def to_unit(images: Shaped[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Values in [0, 1]: bytes are divided by 255, floats are there already."""
+    return images.float().div_(255) if images.dtype == torch.uint8 else images
+
+
 def resized_crop(
-    images: UInt8[Tensor, "batch height width channels"],
+    images: Shaped[Tensor, "batch height width channels"],
     boxes: Int[Tensor, "batch 4"],
     flips: Bool[Tensor, " batch"],
     size: int,
@@ -68,7 +70,7 @@ def resized_crop(
     flips = flips.to(device, non_blocking=True)[:, None, None]
     horizontal = torch.where(flips, horizontal.flip(1), horizontal)
     # The channels of a row follow one another, so that each image is two products and no copy.
-    rows = images.permute(0, 1, 3, 2).float().div_(255)
+    rows = to_unit(images.permute(0, 1, 3, 2))
     resized = rows.flatten(1, 2) @ horizontal.mT
     crops = vertical @ resized.view(len(resized), image_height, -1)
     return crops.view(len(crops), size, -1, size).permute(0, 2, 1, 3).contiguous()
@@ -96,17 +98,21 @@ def cut_patches(
 
 
 def apply_color(
-    images: Float[Tensor, "batch 3 height width"], parameters: ColorParameters
-) -> Float[Tensor, "batch 3 height width"]:
-    """Apply color jitter, grayscale and blur in the order of MoCo v2, then solarize as BYOL."""
-    jittered = color_jitter(images, parameters)
-    blurred = gaussian_blur(to_grayscale(jittered, parameters.grayed), parameters.sigma)
-    return solarize(blurred, parameters.solarized)
+    images: Float[Tensor, "batch channels height width"], parameters: ColorParameters
+) -> Float[Tensor, "batch channels height width"]:
+    """Apply color jitter, grayscale and blur in the order of MoCo v2, then solarize as BYOL.
+
+    Saturation, hue and grayscale are for RGB images; others are left as they are by them.
+    """
+    images = color_jitter(images, parameters)
+    if images.shape[1] == 3:
+        images = to_grayscale(images, parameters.grayed)
+    return solarize(gaussian_blur(images, parameters.sigma), parameters.solarized)
 
 
 def color_jitter(
-    images: Float[Tensor, "batch 3 height width"], parameters: ColorParameters
-) -> Float[Tensor, "batch 3 height width"]:
+    images: Float[Tensor, "batch channels height width"], parameters: ColorParameters
+) -> Float[Tensor, "batch channels height width"]:
     """Adjust brightness, contrast, saturation and hue, in an order of its own for each image.
 
     The first three are one formula, clamp(f x + (1 - f) other), where `other` is black, the mean
@@ -115,13 +121,14 @@ def color_jitter(
     """
     images = images.clone()
     device = images.device
+    is_rgb = images.shape[1] == 3
     hue_position = (parameters.sequence == _HUE).int().argmax(1)
     operators = parameters.sequence[parameters.sequence != _HUE].view(-1, 3)
     unchanged = parameters.factors.new_tensor([1, 1, 1, 0])
     factors = torch.where(parameters.jittered[:, None], parameters.factors, unchanged)
     for position in range(4):
         chosen = (parameters.jittered & (hue_position == position)).nonzero()[:, 0]
-        if len(chosen):
+        if is_rgb and len(chosen):
             shift = factors[chosen, _HUE].to(device, images.dtype, non_blocking=True)
             chosen = chosen.to(device, non_blocking=True)
             images.index_copy_(0, chosen, adjust_hue(images[chosen], shift))
@@ -129,11 +136,13 @@ def color_jitter(
             break
         operator = operators[:, position]
         factor = factors.gather(1, operator[:, None])[:, 0]
+        if not is_rgb:
+            factor = torch.where(operator == _SATURATION, 1.0, factor)
         gray_weight = (1 - factor) * (operator == _SATURATION)
         mean_weight = (1 - factor) * (operator == _CONTRAST)
         weights = torch.stack([factor, gray_weight, mean_weight])
         weights = weights.to(device, images.dtype, non_blocking=True)[..., None, None, None]
-        gray = rgb_to_grayscale(images)
+        gray = rgb_to_grayscale(images) if is_rgb else images.mean(1, keepdim=True)
         other = weights[1] * gray + weights[2] * gray.mean((1, 2, 3), keepdim=True)
         torch.addcmul(other, weights[0], images, out=images).clamp_(0, 1)
     return images
@@ -218,19 +227,39 @@ def solarize(
     return images.index_copy(0, chosen, torch.where(values < threshold, values, 1 - values))
 
 
-def normalize(
-    images: Float[Tensor, "batch channels height width"],
-    out: Float[Tensor, "batch channels height width"] | None = None,
+def add_noise(
+    images: Float[Tensor, "batch channels *size"],
+    noise: Float[Tensor, "batch channels *size"],
+) -> Float[Tensor, "batch channels *size"]:
+    """Add noise to values in [0, 1], which stay there."""
+    return (images + noise.to(images.device, images.dtype, non_blocking=True)).clamp_(0, 1)
+
+
+def drop_channels(
+    images: Float[Tensor, "batch channels height width"], dropped: Bool[Tensor, "batch channels"]
 ) -> Float[Tensor, "batch channels height width"]:
-    """Normalize values in [0, 1] by ImageNet's mean and standard deviation."""
-    centered = torch.sub(images, _channel_constant(MEAN, images.device), out=out)
-    return centered.div_(_channel_constant(STD, images.device))
+    """Replace the dropped channels of each image by their mean."""
+    mask = dropped.to(images.device, non_blocking=True)[:, :, None, None]
+    return torch.where(mask, images.mean((2, 3), keepdim=True), images)
+
+
+def normalize(
+    images: Float[Tensor, "batch channels *size"],
+    mean: tuple[float, ...] = IMAGENET_MEAN,
+    std: tuple[float, ...] = IMAGENET_STD,
+    *,
+    out: Float[Tensor, "batch channels *size"] | None = None,
+) -> Float[Tensor, "batch channels *size"]:
+    """Normalize values in [0, 1] by the mean and the standard deviation of each channel."""
+    dims = images.ndim - 2
+    centered = torch.sub(images, _channel_constant(mean, images.device, dims), out=out)
+    return centered.div_(_channel_constant(std, images.device, dims))
 
 
 @functools.cache
-def _channel_constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+def _channel_constant(values: tuple[float, ...], device: torch.device, dims: int = 2) -> Tensor:
     """One value per channel on the device; cached, since a copy per batch would wait for it."""
-    return torch.tensor(values, device=device)[:, None, None]
+    return torch.tensor(values, device=device).view(-1, *[1] * dims)
 
 
 def _resize_matrix(

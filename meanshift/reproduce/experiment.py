@@ -54,7 +54,9 @@ class Experiment:
             raise ValueError(f"--scale {name}: where are the images? type --data SOURCE")
         source = config.data.source
         validation_setting = config.data.validation
-        train, validation = train_and_validation(source, validation_setting, seed=config.train.seed)
+        train, validation = train_and_validation(
+            source, validation_setting, seed=config.train.seed, group=config.data.group
+        )
         if validation is None or not train.labeled or not validation.labeled:
             raise ValueError(
                 f"{source}: nothing to evaluate with; reproduce needs labels and validation "
@@ -120,7 +122,7 @@ class Experiment:
     def fingerprint(self, seed: int) -> str:
         """The fingerprint of the images that a seed trains on."""
         data = self.config.data
-        train, _ = train_and_validation(data.source, data.validation, seed=seed)
+        train, _ = train_and_validation(data.source, data.validation, seed=seed, group=data.group)
         return train.fingerprint()
 
     def run_config(self, changes: Mapping[str, Any], seed: int) -> Config:

@@ -98,6 +98,8 @@ class Job:
 
 def same_run(one: Config, other: Config) -> bool:
     """Whether two configurations give the same run: only resume-safe settings may differ."""
+    one = replace(one, data=one.data.recalling(other.data))
+    other = replace(other, data=other.data.recalling(one.data))
     return not set(differences(one, other)) - (resume_safe(one) - {"data.source"})
 
 

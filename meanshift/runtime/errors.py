@@ -1,7 +1,11 @@
-"""Exceptions that the command line reports; imports no torch, so that it starts quickly."""
+"""Exceptions and messages that the command line reports; imports no torch, so that it starts quickly."""
 
 from __future__ import annotations
 
 
 class SharedError(ValueError):
     """An error that every process raises, so that only the first one has to report it."""
+
+
+class Note(UserWarning):
+    """What a function found out and a user should know; the command line prints it as it is."""

@@ -58,7 +58,7 @@ def stop_at_once() -> Iterator[None]:
         os.close(reader)
 
     with _handle_signals(handle) as set_here:
-        if not set_here:
+        if not set_here or not hasattr(os, "set_blocking"):  # Windows has it from Python 3.12
             yield
             return
         reader, writer = os.pipe()

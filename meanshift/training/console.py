@@ -6,8 +6,10 @@ import sys
 import time
 from typing import Any
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
+from meanshift.config.samples import Kind
+from meanshift.runtime.progress import is_watched
 from meanshift.training.optim import Schedule
 
 SHOWN = ("loss", "purity")
@@ -17,11 +19,14 @@ SHOWN = ("loss", "purity")
 class Console:
     """Progress, a few metrics, and messages that do not break the bar."""
 
-    def __init__(self, schedule: Schedule, batch_size: int, *, shown: bool = True) -> None:
+    def __init__(
+        self, schedule: Schedule, batch_size: int, *, kind: Kind = "image", shown: bool = True
+    ) -> None:
         self.total_steps = schedule.total
         self.steps_per_epoch = schedule.steps_per_epoch
         self.epochs = schedule.config.train.epochs
         self.batch_size = batch_size
+        self.kind = kind
         self.silent = not shown  # of several processes one prints
         self.metrics: dict[str, float] = {}
         self.bar: tqdm[Any]
@@ -37,9 +42,9 @@ class Console:
         self.bar = tqdm(
             total=self.total_steps * self.batch_size,
             initial=step * self.batch_size,
-            unit="img",
+            unit=self.kind if self.kind != "image" else "img",
             unit_scale=True,
-            disable=self.silent or not sys.stderr.isatty(),
+            disable=self.silent or not is_watched(),
             dynamic_ncols=True,
             desc=self._describe_step(),
             bar_format="{desc} |{bar}| {rate_fmt}, {remaining} left",
@@ -95,6 +100,6 @@ class Console:
         if self.bar.disable and steps:
             seconds = time.perf_counter() - self.start_time
             remaining = tqdm.format_interval(seconds / steps * (self.total_steps - self.step))
-            parts += [f"{steps * self.batch_size / seconds:.0f} images/s", f"{remaining} left"]
+            parts += [f"{steps * self.batch_size / seconds:.0f} {self.kind}s/s", f"{remaining} left"]
         if len(parts) > 1:
             self.print("  ".join(parts))

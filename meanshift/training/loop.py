@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
 import torch
 
 from meanshift.config import Config
+from meanshift.data import Source
 from meanshift.methods import Batch
 from meanshift.methods.finite import first_with_nan
 from meanshift.models.features import evaluation_batches
@@ -23,9 +24,16 @@ from meanshift.training.snapshot import snapshot_epochs, take_snapshot
 from meanshift.training.step import TrainStep
 
 
-def pretrain(config: Config, out: Path | str, *, make_monitor: MakeMonitor | None = None) -> Path:
+def pretrain(
+    config: Config,
+    out: Path | str,
+    *,
+    data: Mapping[str, Source] | None = None,
+    make_monitor: MakeMonitor | None = None,
+) -> Path:
     """Train the run in `out`, or continue it. Interruptions do not change a bit of the result.
 
+    `data` are the splits to train on where they are no SOURCE that could be opened by its name.
     Under `torchrun` all processes train one model, each on its part of every batch.
 
     >>> from meanshift.config.recipes import recipe
@@ -35,7 +43,7 @@ def pretrain(config: Config, out: Path | str, *, make_monitor: MakeMonitor | Non
     with (
         survive_closed_output(),
         distributed.process_group(device, timeout=config.train.timeout),
-        open_session(config, Path(out), device, make_monitor) as session,
+        open_session(config, Path(out), device, make_monitor, data) as session,
     ):
         train(session)
     return session.run_directory.folder

@@ -6,7 +6,7 @@ The order is deliberate: refuse, lock, read, write. What is refused leaves every
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +31,16 @@ from meanshift.training import resume
 from meanshift.training.console import Console
 from meanshift.training.optim import Schedule, build_optimizer, trained_second
 from meanshift.training.resume import TrainState
-from meanshift.training.start import Start, resolve_weights
+from meanshift.training.start import (
+    Start,
+    describe_samples,
+    recall_samples,
+    resolve_samples,
+    resolve_weights,
+)
 from meanshift.training.trackers import Trackers
 from meanshift.transforms.augment import MultiViewTransform
+from meanshift.transforms.views import view_transform
 
 Monitor = Callable[[nn.Module], dict[str, float]]
 """Evaluates the online backbone while it trains: the network in, named metrics out."""
@@ -145,11 +152,15 @@ class Session:
 
 @contextmanager
 def open_session(
-    config: Config, out: Path, device: torch.device, make_monitor: MakeMonitor | None = None
+    config: Config,
+    out: Path,
+    device: torch.device,
+    make_monitor: MakeMonitor | None = None,
+    data: Mapping[str, Source] | None = None,
 ) -> Iterator[Session]:
     """Check the settings, open the data, lock the run directory, and start or continue the run."""
     with distributed.fail_together():
-        session = _prepare(config, out, device, make_monitor)
+        session = _prepare(config, out, device, make_monitor, data)
     run_directory = session.run_directory
     resume.check_same_in_all(run_directory, "images", session.fingerprint)
     session.start.broadcast(session.method, _local_names(session.method))
@@ -170,7 +181,11 @@ def open_session(
         session.trackers.start(session.state.step)
         stack.callback(session.trackers.close)
         images = math.ceil(session.config.train.batch_size / distributed.world_size())
-        for message in (session.method.memory_report(images), *session.start.messages):
+        for message in (
+            *describe_samples(session.config, session.transform.single_views()),
+            session.method.memory_report(images),
+            *session.start.messages,
+        ):
             if message:
                 session.console.print(message)
         for message in session.start.warnings:
@@ -203,7 +218,10 @@ def build_method(
         nonlocal encoders
         encoders += 1
         torch.manual_seed(seed)  # the same weights whatever a method builds before: `untrained:RUN`
-        built = Encoder(config.encoder, image_size=config.data.image_size, **heads)
+        data = config.data
+        built = Encoder(
+            config.encoder, image_size=data.image_size, samples=data.sample_spec, **heads
+        )
         if start is not None:
             start(built.backbone)
         return built
@@ -228,21 +246,39 @@ def build_method(
 
 
 def _prepare(
-    config: Config, out: Path, device: torch.device, make_monitor: MakeMonitor | None
+    config: Config,
+    out: Path,
+    device: torch.device,
+    make_monitor: MakeMonitor | None,
+    data: Mapping[str, Source] | None,
 ) -> Session:
     """Check the settings and make all parts of a session; nothing is written."""
     train = config.train
     run_directory = RunDirectory(out, writes=distributed.rank() == 0)
     _check_batch_size(train.batch_size)
     config, given = resolve_weights(config, run_directory)
+    config = recall_samples(config, run_directory)
     run_directory.check_compatible(config)
     source, validation = train_and_validation(
-        config.data.source, config.data.validation, seed=train.seed
+        data or config.data.source,
+        config.data.validation,
+        seed=train.seed,
+        group=config.data.group,
     )
-    transform = MultiViewTransform(view_specs(config), train.seed, config.data.image_size)
+    config = resolve_samples(config, source, given)
+    samples = config.data.sample_spec
+    source = source.with_spec(samples)
+    validation = None if validation is None else validation.with_spec(samples)
+    transform = view_transform(
+        view_specs(config),
+        source,
+        seed=train.seed,
+        size=config.data.image_size,
+        module=config.views.module,
+    )
     start = Start(config, run_directory, source, device, given)
     method = build_method(config, source, start if has_start_file(config) else None)
-    precision = _pick_precision(train.precision, device, method, transform, source.channels)
+    precision = _pick_precision(train.precision, device, method, transform)
     method = method.to(device).train()
     if train.batch_norm == "sync":
         convert_sync_batch_norm(method, device)
@@ -267,7 +303,9 @@ def _prepare(
         start=start,
         trained_second=trained_second(config.optim, method),
         monitor=make_monitor(config, source, validation) if make_monitor else None,
-        console=Console(schedule, train.batch_size, shown=run_directory.writes),
+        console=Console(
+            schedule, train.batch_size, kind=source.kind, shown=run_directory.writes
+        ),
         trackers=Trackers(config, run_directory),
     )
 
@@ -315,14 +353,13 @@ def _pick_precision(
     device: torch.device,
     method: Method,
     transform: MultiViewTransform,
-    channels: int,
 ) -> torch.dtype:
     """The precision of the settings; `auto` avoids bfloat16 where its gradients are wrong."""
     precision = pick_precision(name, device)
     if name == "auto" and device.type == "cpu" and precision == torch.bfloat16:
         backbone = method.online.get_submodule("backbone")
-        sides = {transform.side(view) for view in transform.single_views()}
-        if any(strides_over_one_pixel(backbone, channels, side) for side in sides):
+        shapes = {transform.shape(view)[-3:] for view in transform.single_views()}
+        if any(strides_over_one_pixel(backbone, shape) for shape in shapes):
             return torch.float32
     return precision
 

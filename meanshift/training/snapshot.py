@@ -16,8 +16,8 @@ from meanshift.models.features import eval_mode, extract_features
 from meanshift.ops import collapse
 from meanshift.ops.topk import nearest_neighbors
 from meanshift.runtime import checkpoint, distributed, rng
-from meanshift.transforms.augment import MultiViewTransform
 from meanshift.transforms.replay import replay_views
+from meanshift.transforms.views import view_transform
 
 if TYPE_CHECKING:
     from meanshift.training.session import Session
@@ -103,7 +103,13 @@ def _labeled_batches(
     def batches(views: Sequence[ViewSpec]) -> Iterator[Batch]:
         if source.labels is None or not source.labeled:
             return
-        transform = MultiViewTransform(tuple(views), config.train.seed, config.data.image_size)
+        transform = view_transform(
+            views,
+            source,
+            seed=config.train.seed,
+            size=config.data.image_size,
+            module=config.views.module,
+        )
         labeled = indices[source.labels[indices] >= 0]
         count = -(-len(labeled) // (256 * distributed.world_size()))
         own = labeled[slice(*distributed.shard_range(len(labeled)))]

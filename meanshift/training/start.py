@@ -7,14 +7,16 @@ was initialized from nor the weights that it was given.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from meanshift.config import Config
+from meanshift.config import Config, SampleSpec, ViewSpec
 from meanshift.data import Source
+from meanshift.data.measure import measure
 from meanshift.models.initialization import initialize_from_images
 from meanshift.models.view_whitening import without_whitening
 from meanshift.models.weights import (
@@ -49,6 +51,45 @@ def resolve_weights(config: Config, run_directory: RunDirectory) -> tuple[Config
         batch_groups=ours.batch_groups,
     )
     return replace(config, encoder=encoder), weights
+
+
+def recall_samples(config: Config, run_directory: RunDirectory) -> Config:
+    """The config with what a run that has begun found out about its samples."""
+    if not (run_directory.folder / "config.json").is_file():
+        return config
+    return replace(config, data=config.data.recalling(run_directory.config.data))
+
+
+def resolve_samples(config: Config, source: Source, given: Weights | None) -> Config:
+    """The config with what the samples of its source are, unless it says so already.
+
+    Given weights keep their own channels and normalization.
+    """
+    data = config.data
+    if data.channels and not {"auto", "minmax"} & {data.dtype, data.range, data.mean, data.std}:
+        return config
+    if given is not None and given.sample_spec is not None:
+        network = given.sample_spec
+        data = data.recalling(replace(data, channels=network.channels))
+        if network.channels == 3 or given.config is not None:
+            data = data.recalling(replace(data, mean=network.mean, std=network.std))
+    return replace(config, data=data.with_samples(measure(source, data)))
+
+
+def describe_samples(config: Config, views: Sequence[ViewSpec]) -> list[str]:
+    """What to say at the start about samples that are not 8-bit RGB images."""
+    spec = config.data.sample_spec
+    if spec == SampleSpec():
+        return []
+    lines = [f"data: {spec.describe()}"]
+    if spec.kind == "image" and not spec.is_bytes:
+        lines[0] += "; type --data.range LOW,HIGH for another range"
+    colored = any(view.gray or (view.jitter and any(view.jitter_strength[2:])) for view in views)
+    if spec.kind == "image" and not spec.is_rgb and colored:
+        lines.append(
+            "views: saturation, hue and grayscale are for RGB images, so they are left out"
+        )
+    return lines
 
 
 @dataclass

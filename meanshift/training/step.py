@@ -140,9 +140,9 @@ class TrainStep:
     def _warm_up(self, module: nn.Module) -> torch.Tensor:
         """The loss of two black images; the method is in eval mode, so nothing is enqueued."""
         session = self.session
-        transform, channels = session.transform, session.source.channels
+        transform = session.transform
         views = tuple(
-            torch.zeros(2, *transform.shape(view, channels=channels), device=session.device)
+            torch.zeros(2, *transform.shape(view), device=session.device)
             for view in transform.single_views()
         )
         output: StepOutput = module(Batch(views, torch.arange(2, device=session.device)))

@@ -8,20 +8,25 @@ rounding of float32: sums over parts of other sizes may differ by about 1e-6.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
-from meanshift.config import ViewSpec
+from meanshift.config import SampleSpec, ViewSpec
+from meanshift.config.samples import RGB
 from meanshift.ops.image import (
     ColorParameters,
+    add_noise,
     apply_color,
     cut_patches,
+    drop_channels,
     normalize,
     resized_crop,
+    to_unit,
 )
 from meanshift.runtime import rng
 
@@ -43,7 +48,8 @@ _GRAYED = 32
 _BLURRED = 33
 _SIGMA = 34
 _SOLARIZED = 35
-_COLUMNS = 36
+_NOISE = 36
+_COLUMNS = 37
 
 
 @dataclass(frozen=True)
@@ -56,9 +62,23 @@ class Address:
     stream: int
 
     @functools.cached_property
-    def uniform(self) -> Float[Tensor, "batch 36"]:
+    def uniform(self) -> Float[Tensor, "batch 37"]:
         """The uniform random numbers at this address."""
         return rng.uniform(self.seed, self.epoch, self.ids, self.stream, _COLUMNS)
+
+    def many(self, count: int, use: int) -> Float[Tensor, "batch count"]:
+        """Any number of uniform random numbers for each sample, of a stream for this use."""
+        stream = 10_000_000 * use + self.stream
+        return rng.uniform(self.seed, self.epoch, self.ids, stream, count)
+
+    def normal(self, shape: tuple[int, ...]) -> Float[Tensor, "batch *shape"]:
+        """Normally distributed numbers, in float32."""
+        u = self.many(math.prod(shape), NOISE)
+        return torch.special.ndtri(u.clamp_(min=1e-12)).float().view(-1, *shape)
+
+
+NOISE, DROPOUT, MIX = 1, 2, 3
+"""uses of `Address.many`"""
 
 
 @dataclass(frozen=True)
@@ -69,9 +89,16 @@ class PatchAddress(Address):
     """patches of an image; they follow one another"""
 
     @functools.cached_property
-    def uniform(self) -> Float[Tensor, "batch_patches 36"]:
+    def uniform(self) -> Float[Tensor, "batch_patches 37"]:
         streams = [1_000_000 * (self.stream + 1) + patch for patch in range(self.patches)]
-        numbers = [rng.uniform(self.seed, self.epoch, self.ids, s, _COLUMNS) for s in streams]
+        return self._draw(streams, _COLUMNS)
+
+    def many(self, count: int, use: int) -> Float[Tensor, "batch_patches count"]:
+        offset = 10_000_000 * use + 1_000_000 * (self.stream + 1)
+        return self._draw([offset + patch for patch in range(self.patches)], count)
+
+    def _draw(self, streams: list[int], count: int) -> Tensor:
+        numbers = [rng.uniform(self.seed, self.epoch, self.ids, s, count) for s in streams]
         return torch.stack(numbers, 1).flatten(0, 1)
 
 
@@ -152,10 +179,11 @@ class MultiViewTransform:
     seed: int
     size: int
     """side of the views that do not have a size of their own"""
+    samples: SampleSpec = RGB
 
     def crop(
-        self, images: list[UInt8[Tensor, "channels _ _"]], epoch: int, ids: Int[Tensor, " batch"]
-    ) -> list[UInt8[Tensor, "batch channels _ _"]]:
+        self, images: list[Shaped[Tensor, "channels _ _"]], epoch: int, ids: Int[Tensor, " batch"]
+    ) -> list[Shaped[Tensor, "batch channels _ _"]]:
         """Return flipped crops of images of any sizes, one tensor per view.
 
         A loader worker calls this, so that an image is decoded once for all of its views.
@@ -180,8 +208,8 @@ class MultiViewTransform:
 
     def finish(
         self,
-        images: UInt8[Tensor, "batch height width channels"]
-        | list[UInt8[Tensor, "batch channels _ _"]],
+        images: Shaped[Tensor, "batch height width channels"]
+        | list[Shaped[Tensor, "batch channels _ _"]],
         epoch: int,
         ids: Int[Tensor, " batch"],
     ) -> tuple[Float[Tensor, "batch ..."], ...]:
@@ -191,19 +219,22 @@ class MultiViewTransform:
         channels, side, side).
         """
         views = self.single_views()
+        if isinstance(images, Tensor) and type(self).crop is not MultiViewTransform.crop:
+            images = self.crop(list(images.movedim(3, 1)), epoch, ids)  # of `views.module`
         cropped = isinstance(images, list)
         inputs = images if isinstance(images, list) else [images] * len(views)
         outputs = []
         for pixels, view in zip(inputs, views, strict=True):
             chunk = max(1, PIXELS // self.crop_side(view) ** 2)
             chunk = chunk if pixels.device.type == "cpu" else len(ids)
-            shape = self.shape(view, channels=pixels.shape[1 if cropped else 3])
+            shape = self.shape(view)
             output = torch.empty(len(ids), *shape, device=pixels.device)
             parts = (tensor.split(chunk) for tensor in (output, pixels, ids))
             for output_part, pixels_part, ids_part in zip(*parts, strict=True):
                 address = Address(self.seed, epoch, ids_part, view.stream)
                 augmented = self._augment(pixels_part, view, address, cropped=cropped)
-                normalize(augmented, out=output_part.view(-1, *shape[-3:]))
+                output_part = output_part.view(-1, *shape[-3:])
+                normalize(augmented, self.samples.mean, self.samples.std, out=output_part)
             outputs.append(output)
         return tuple(outputs)
 
@@ -211,7 +242,7 @@ class MultiViewTransform:
         self, images: Tensor, view: ViewSpec, address: Address, *, cropped: bool
     ) -> Tensor:
         if cropped:
-            output = images.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
+            output = to_unit(images.contiguous())
         else:
             heights, widths = torch.tensor(images.shape[1:3]).expand(len(images), 2).unbind(1)
             boxes = draw_boxes(view, address, heights, widths)
@@ -223,7 +254,15 @@ class MultiViewTransform:
             )
             corners, flips = draw_patches(view, address, self.crop_side(view))
             output = cut_patches(output, corners, flips, self.side(view))
-        return apply_color(output, draw_colors(view, address)) if view.has_color else output
+        if view.has_color:
+            output = apply_color(output, draw_colors(view, address))
+        if view.channel_dropout:
+            dropped = address.many(output.shape[1], DROPOUT) < view.channel_dropout
+            output = drop_channels(output, dropped)
+        if view.noise:
+            std = (view.noise * address.uniform[:, _NOISE]).float()[:, None, None, None]
+            output = add_noise(output, std * address.normal(tuple(output.shape[1:])))
+        return output
 
     def single_views(self) -> list[ViewSpec]:
         """The views one by one, in the order of the output."""
@@ -238,7 +277,7 @@ class MultiViewTransform:
         """The side of a view in pixels, before patches are cut from it."""
         return view.size or round(view.scale * self.size)
 
-    def shape(self, view: ViewSpec, *, channels: int = 3) -> tuple[int, ...]:
+    def shape(self, view: ViewSpec) -> tuple[int, ...]:
         """The shape of an image in a view."""
-        square = (channels, self.side(view), self.side(view))
+        square = (self.samples.channels, self.side(view), self.side(view))
         return (view.jigsaw**2, *square) if view.jigsaw else square

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
-from jaxtyping import Int, UInt8
+from jaxtyping import Int, Shaped
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms.v2 import functional as TF
 
 from meanshift.data import Source, UnreadableSample
 from meanshift.data.bad_files import read_or_replace
+from meanshift.data.convert import blank
 from meanshift.ops.image import cut_to_aspect
 from meanshift.runtime import distributed
+from meanshift.transforms.signals import window
 
 TRANSFORM_VERSION = 2
 """raise it when `eval_transform` changes, so that no older feature cache is used"""
@@ -25,7 +30,7 @@ def eval_transform(
     resize: int = 0,
     bad: dict[int, UnreadableSample] | None = None,
     bicubic: bool = False,
-) -> UInt8[Tensor, "batch channels _ _"]:
+) -> Shaped[Tensor, "batch channels *size"]:
     """Read images as they are evaluated: resized and center-cropped to `image_size`.
 
     The short side is resized to `resize` before the crop. Without it: to 256/224 of `image_size`,
@@ -36,7 +41,7 @@ def eval_transform(
     interpolation = TF.InterpolationMode.BICUBIC if bicubic else TF.InterpolationMode.BILINEAR
     square = [image_size, image_size]
 
-    def fit(images: Tensor) -> Tensor:
+    def fit_image(images: Tensor) -> Tensor:
         size = list(images.shape[-2:])
         if not resize and size == square and (source.uniform or image_size <= 64):
             return images
@@ -48,9 +53,18 @@ def eval_transform(
         cropped: Tensor = TF.center_crop(images, square)
         return cropped
 
-    if source.uniform:
-        return fit(source.read_batch(indices).permute(0, 3, 1, 2))
+    fit: Callable[[Tensor], Tensor] = fit_image
+    if source.sample_spec.kind == "signal":
+        fit = functools.partial(window, size=image_size, place=0.5)
+    elif source.sample_spec.kind == "vector":
+        fit = _as_it_is
+    elif source.uniform:
+        return fit(source.sample_batch(indices).permute(0, 3, 1, 2))
     return torch.stack([fit(_read(source, i, image_size, bad)) for i in indices.tolist()])
+
+
+def _as_it_is(sample: Tensor) -> Tensor:
+    return sample
 
 
 def short_side(image_size: int, resize: int) -> int:
@@ -65,6 +79,8 @@ def short_side(image_size: int, resize: int) -> int:
 
 def needs_no_resize(source: Source, image_size: int, resize: int = 0) -> bool:
     """Whether `eval_transform` leaves every image of a source unchanged."""
+    if source.sample_spec.kind != "image":
+        return True
     if not source.uniform or resize not in (0, image_size):
         return False
     size = source.read_batch(torch.tensor([0])).shape[1:3]
@@ -121,8 +137,10 @@ def _read(
     source: Source, index: int, image_size: int, bad: dict[int, UnreadableSample] | None
 ) -> Tensor:
     if bad is None:
-        return source.read(index)
-    image, _, errors = read_or_replace(source, index, gray_size=image_size)
+        return source.sample(index)
+    sides = {"image": 2, "signal": 1, "vector": 0}[source.sample_spec.kind]
+    nothing = blank(source.sample_spec, [image_size] * sides)
+    image, _, errors = read_or_replace(source.sample, index, blank=nothing)
     if errors:
         bad[index] = errors[0]
     return image

@@ -17,8 +17,8 @@ from torch import Tensor
 from meanshift.config import ViewSpec
 from meanshift.ops.kmeans import kmeans
 from meanshift.ops.topk import nearest_neighbors
-from meanshift.transforms.augment import MultiViewTransform
 from meanshift.transforms.replay import ReplayedViews, replay_views
+from meanshift.transforms.views import view_transform
 from meanshift.viz.run_reader import MissingData, Run
 
 
@@ -133,7 +133,7 @@ def _absolute(source: str) -> Path:
 
 def view_title(view: ViewSpec) -> str:
     """The name of a view and its strength: weak is crop and flip only."""
-    return f"{view.name} ({'strong' if view.has_color else 'weak'})"
+    return f"{view.name} ({'strong' if view.is_strong else 'weak'})"
 
 
 def replay(
@@ -141,7 +141,13 @@ def replay(
 ) -> ReplayedViews:
     """The views of training images exactly as an epoch (counted from 0) gave them."""
     config = run.config
-    transform = MultiViewTransform(run.views, config.train.seed, config.data.image_size)
+    transform = view_transform(
+        run.views,
+        run.source,
+        seed=config.train.seed,
+        size=config.data.image_size,
+        module=config.views.module,
+    )
     return replay_views(run.source, ids, transform, epoch=epoch, keep_images=keep_images)
 
 

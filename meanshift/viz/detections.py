@@ -18,7 +18,9 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
+from meanshift.config.samples import RGB
 from meanshift.data import UnreadableSample
+from meanshift.data.convert import convert
 from meanshift.data.decode import read_image
 from meanshift.ops.average_precision import Detections, GroundTruth, match_detections
 from meanshift.viz import style
@@ -87,8 +89,8 @@ def draw_result(card: Path) -> str:
     titles = stored["titles"].tolist()
     images = dict[int, Tensor]()
     for index, file in enumerate(stored["files"].tolist()):
-        with contextlib.suppress(UnreadableSample):
-            images[index] = read_image(Path(file), title=titles[index])
+        with contextlib.suppress(UnreadableSample, ValueError):
+            images[index] = convert(read_image(Path(file), title=titles[index]), RGB)
     truths = [truths[index] for index in images]
     detections = [detections[index] for index in images]
     figure = draw(

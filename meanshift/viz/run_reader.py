@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int, Shaped, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -27,7 +27,7 @@ from meanshift.methods import method_class, view_specs
 from meanshift.runtime import checkpoint
 from meanshift.runtime.files import JSONLTail
 from meanshift.runtime.run_directory import RunDirectory
-from meanshift.transforms.replay import center_square
+from meanshift.transforms.replay import center_square, check_bands, denormalize, to_picture
 
 
 class MissingData(ValueError):
@@ -55,12 +55,17 @@ class Run:
     >>> features = run.snapshot(run.snapshot_epochs[-1]).features
     """
 
-    def __init__(self, folder: Path | str, *, data: str | None = None) -> None:
+    def __init__(
+        self, folder: Path | str, *, data: str | None = None, bands: Sequence[int] = ()
+    ) -> None:
         self.folder = Path(folder)
+        self.bands = bands
+        """channels that pictures show as red, green and blue"""
         self.name = self.folder.resolve().name
         self.directory = RunDirectory.open(self.folder)
         self.data = data
         self.config = self.directory.config
+        check_bands(bands, self.config.data.sample_spec.channels)
         source = self.config.data.source
         relative = Path(self.environment.get("directory", "."), source)
         if data is None and not Path(source).exists() and relative.exists():
@@ -203,7 +208,7 @@ class Run:
         hint = f"name their place with --data SOURCE (in training it was {original})"
         try:
             train, validation = train_and_validation(
-                data.source, data.validation, seed=self.config.train.seed
+                data.source, data.validation, seed=self.config.train.seed, group=data.group
             )
         except (ValueError, OSError) as error:
             reason = str(error).partition("; need")[0]
@@ -220,12 +225,21 @@ class Run:
                 f"{self.folder}: was trained on other images than the {len(train)} in "
                 f"{data.source} now; {hint}"
             )
-        return train, validation
+        samples = data.sample_spec
+        return train.with_spec(samples), validation and validation.with_spec(samples)
+
+    def picture(self, sample: Shaped[Tensor, "channels _ _"]) -> UInt8[Tensor, "3 _ _"]:
+        """A sample of this run, to be looked at."""
+        return to_picture(sample, self.bands)
+
+    def view_picture(self, view: Float[Tensor, "*patches channels _ _"]) -> UInt8[Tensor, "3 _ _"]:
+        """A normalized view of this run, to be looked at."""
+        return self.picture(denormalize(view, self.config.data.sample_spec))
 
     def thumbnail(self, index: int, side: int) -> UInt8[Tensor, "side side 3"]:
         """The central square of a training image; gray if the image cannot be read."""
         try:
-            image = self.source.read(index)
+            image = self.picture(self.source.sample(index))
         except UnreadableSample:
             return torch.full((side, side, 3), 128, dtype=torch.uint8)
         return center_square(image, side)
@@ -296,7 +310,9 @@ class Run:
         return labels if bool((labels >= 0).any()) else None
 
 
-def open_runs(folders: Sequence[Path | str], *, data: str | None = None) -> list[Run]:
+def open_runs(
+    folders: Sequence[Path | str], *, data: str | None = None, bands: Sequence[int] = ()
+) -> list[Run]:
     """Open several runs; those whose folders have the same name get the names of parents too."""
     unique = {Path(folder).resolve(): Path(folder) for folder in folders}
     others = [p for p in unique.values() if p.is_dir() and not (p / "config.json").exists()]
@@ -304,7 +320,7 @@ def open_runs(folders: Sequence[Path | str], *, data: str | None = None) -> list
         for other in others:
             warnings.warn(f"{other}: not a run directory, left out", stacklevel=2)
             del unique[other.resolve()]
-    runs = [Run(folder, data=data) for folder in unique.values()]
+    runs = [Run(folder, data=data, bands=bands) for folder in unique.values()]
     paths = [run.folder.resolve().parts for run in runs]
     for run, parts in zip(runs, paths, strict=True):
         depth = 1

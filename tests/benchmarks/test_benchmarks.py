@@ -30,10 +30,11 @@ from benchmarks.step import STEP, BareStep, measure_step
 from benchmarks.table import Row, alternate, format_rows, ratios
 from benchmarks.worker import Worker
 from meanshift.config import Views
+from meanshift.config.samples import IMAGENET_MEAN as MEAN
+from meanshift.config.samples import IMAGENET_STD as STD
 from meanshift.data import open_source
 from meanshift.data.packed import pack
 from meanshift.methods import MeanShift
-from meanshift.ops.image import MEAN, STD
 from meanshift.reproduce.cost import PhaseTimer
 
 DIM, BATCH = 8, 16

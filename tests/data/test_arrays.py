@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from meanshift.config.samples import RGB
 from meanshift.data import open_source, train_and_validation
 from meanshift.data.arrays import ArraySource
 from tests.support.sources import truncate_file
@@ -50,10 +51,13 @@ def test_npy_is_mapped_and_has_no_labels(tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["nhw", "nhw1", "n1hw"])
-def test_gray_arrays_have_three_channels(layout):
+def test_gray_arrays_have_one_channel(layout):
     gray = PIXELS[..., 0]
     given = {"nhw": gray, "nhw1": gray[..., None], "n1hw": gray[:, None]}[layout]
-    assert_contains(ArraySource(given, None, name="x"), np.stack([gray] * 3, 3), None)
+    source = ArraySource(given, None, name="x")
+    assert_contains(source, gray[..., None], None)
+    as_rgb = source.with_spec(RGB).sample_batch(torch.arange(12))
+    assert np.array_equal(as_rgb.numpy(), np.stack([gray] * 3, 3))
 
 
 def test_channels_may_come_second():
@@ -61,10 +65,42 @@ def test_channels_may_come_second():
     assert_contains(ArraySource(first, None, name="x"), PIXELS, None)
 
 
-def test_16_bits_are_scaled():
-    deep = np.array([0, 255, 256, 65535], np.uint16).reshape(1, 2, 2)
-    got = ArraySource(deep, None, name="x").read_batch(torch.arange(1))
-    assert got[0, ..., 0].tolist() == [[0, 0], [1, 255]]
+@pytest.mark.parametrize("first", [False, True], ids=["channels last", "channels first"])
+def test_13_bands_of_16_bits_keep_their_values(tmp_path, first):
+    bands = np.random.default_rng(1).integers(0, 65536, (5, 16, 20, 13)).astype(np.uint16)
+    np.save(tmp_path / "a.npy", bands.transpose(0, 3, 1, 2) if first else bands)
+    source = open_source(str(tmp_path / "a.npy"))["train"]
+    assert_contains(source, bands.astype(np.int32), None)
+    spec = source.sample_spec
+    assert (spec.channels, spec.dtype, spec.kind) == (13, "int32", "image")
+    low, high = spec.range
+    sample = source.sample(2)
+    expected = ((bands[2].astype(np.float64) - low) / (high - low)).clip(0, 1)
+    assert sample.dtype == torch.float32
+    np.testing.assert_allclose(sample.permute(1, 2, 0).numpy(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        ("<i2", [-1024, 0, 3071]),
+        (">i2", [-1024, 0, 3071]),
+        (">u2", [0, 4095, 65535]),
+        ("u4", [0, 70_000, 2**32 - 1]),
+        ("f4", [-80.5, 0.25, 12.0]),
+        ("f8", [-80.5, 0.25, 12.0]),
+        ("f2", [-80.5, 0.25, 12.0]),
+    ],
+)
+def test_numbers_of_any_type_are_read_as_they_are(dtype, values):
+    pixels = np.array(values, dtype).reshape(1, 1, 3)
+    read = ArraySource(pixels, None, name="x").read(0)
+    assert read[0, 0].tolist() == values
+
+
+def test_masks_are_black_and_white():
+    read = ArraySource(PIXELS > 127, None, name="x").read_batch(torch.arange(12))
+    assert np.array_equal(read.numpy(), np.where(PIXELS > 127, 255, 0))
 
 
 def test_a_batch_has_the_order_that_was_asked_for():
@@ -72,15 +108,15 @@ def test_a_batch_has_the_order_that_was_asked_for():
     assert np.array_equal(got.numpy(), PIXELS[[5, 0, 5]])
 
 
-@pytest.mark.parametrize("pixels", [PIXELS / 255, PIXELS.astype(np.int64), PIXELS.astype(bool)])
+@pytest.mark.parametrize("pixels", [PIXELS.astype(str), PIXELS.astype(complex)])
 def test_pixels_of_other_types_are_refused(pixels):
-    with pytest.raises(ValueError, match=rf"x: pixels of type {pixels.dtype}; need uint8"):
+    with pytest.raises(ValueError, match=rf"x: pixels of type {pixels.dtype}; need numbers"):
         ArraySource(pixels, None, name="x")
 
 
-@pytest.mark.parametrize("shape", [(5,), (5, 4), (5, 4, 4, 2), (5, 4, 4, 3, 1), (0, 4, 4, 3)])
+@pytest.mark.parametrize("shape", [(5,), (5, 0), (5, 4, 4, 3, 1), (0, 4, 4, 3)])
 def test_arrays_of_other_shapes_are_refused(shape):
-    with pytest.raises(ValueError, match=r"x: an array of shape .*; need \(n, height, width\)"):
+    with pytest.raises(ValueError, match=r"x: an array of shape .*; need images \(n, hei"):
         ArraySource(np.zeros(shape, np.uint8), None, name="x")
 
 

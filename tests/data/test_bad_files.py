@@ -7,6 +7,8 @@ from meanshift.data import UnreadableSample
 from meanshift.data.bad_files import BadFiles, read_or_replace, refuse_too_many
 from meanshift.runtime.errors import SharedError
 
+BLANK = torch.full((3, 8, 8), 128, dtype=torch.uint8)
+
 
 class Images:
     """Images of one value each, some of them unreadable."""
@@ -21,12 +23,12 @@ class Images:
 
 
 def test_a_readable_image_is_not_replaced():
-    image, used_index, errors = read_or_replace(Images(), 4, [5], gray_size=8)
+    image, used_index, errors = read_or_replace(Images().read, 4, [5], blank=BLANK)
     assert (int(image[0, 0, 0]), used_index, errors) == (4, 4, [])
 
 
 def test_the_first_readable_replacement_is_used():
-    image, used_index, errors = read_or_replace(Images({4, 5}), 4, [5, 6, 7], gray_size=8)
+    image, used_index, errors = read_or_replace(Images({4, 5}).read, 4, [5, 6, 7], blank=BLANK)
     assert (int(image[0, 0, 0]), used_index) == (6, 6)
     assert [error.title for error in errors] == ["#4", "#5"]
 
@@ -36,12 +38,12 @@ def test_replacements_are_not_computed_without_need():
         raise AssertionError
         yield
 
-    assert read_or_replace(Images(), 4, fail(), gray_size=8).used_index == 4
+    assert read_or_replace(Images().read, 4, fail(), blank=BLANK).used_index == 4
 
 
-def test_without_a_readable_replacement_the_image_is_gray():
-    image, used_index, errors = read_or_replace(Images({4, 5}), 4, [5], gray_size=8)
-    assert torch.equal(image, torch.full((3, 8, 8), 128, dtype=torch.uint8))
+def test_without_a_readable_replacement_the_image_is_blank():
+    image, used_index, errors = read_or_replace(Images({4, 5}).read, 4, [5], blank=BLANK)
+    assert image is BLANK
     assert used_index == 4
     assert len(errors) == 2
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from meanshift.data import open_source, train_and_validation
-from meanshift.data.labels import is_table, read_labels
+from meanshift.data.labels import is_table, read_table
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_the_header_may_be_written_in_many_ways(table, header, mark, end):
     text = end.join([header, "a.jpg,cat", "b/c.jpg,dog", ""])
     path = table(mark + text.encode())
     assert is_table(path)
-    assert read_labels(path) == {"a.jpg": "cat", "b/c.jpg": "dog"}
+    assert read_table(path) == {"a.jpg": "cat", "b/c.jpg": "dog"}
 
 
 def test_spaces_empty_lines_quotes_and_dots_are_understood(table):
@@ -65,11 +65,11 @@ def test_spaces_empty_lines_quotes_and_dots_are_understood(table):
         'file,label\n\n  a b.jpg ,  a cat \n,\n"c,d.jpg","x, y"\n./e//f.jpg,été\ng.jpg,dog,'
     )
     expected = {"a b.jpg": "a cat", "c,d.jpg": "x, y", "e/f.jpg": "été", "g.jpg": "dog"}
-    assert read_labels(path) == expected
+    assert read_table(path) == expected
 
 
 def test_an_empty_label_is_kept_as_unknown(table):
-    assert read_labels(table("file,label\na.jpg,\nb.jpg,cat")) == {"a.jpg": "", "b.jpg": "cat"}
+    assert read_table(table("file,label\na.jpg,\nb.jpg,cat")) == {"a.jpg": "", "b.jpg": "cat"}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_an_empty_label_is_kept_as_unknown(table):
 )
 def test_a_missing_header_is_named(table, content, begins):
     with pytest.raises(ValueError, match=r"need the line file,label first") as caught:
-        read_labels(table(content))
+        read_table(table(content))
     assert f"table.csv: begins with {begins!r};" in str(caught.value)
 
 
@@ -94,22 +94,22 @@ def test_a_missing_header_is_named(table, content, begins):
 )
 def test_several_labels_in_a_line_are_refused(table, line):
     with pytest.raises(ValueError, match=r"line 3: b\.jpg has several labels .*one label per file"):
-        read_labels(table(f"file,label\na.jpg,cat\n{line}\n"))
+        read_table(table(f"file,label\na.jpg,cat\n{line}\n"))
 
 
 def test_the_same_file_with_two_labels_is_refused(table):
     path = table("file,label\na.jpg,cat\nb.jpg,cat\n./a.jpg,dog\n")
     with pytest.raises(ValueError, match=r"line 4: a\.jpg is 'dog' here and 'cat' before"):
-        read_labels(path)
+        read_table(path)
 
 
 def test_the_same_file_twice_with_one_label_is_harmless(table):
-    assert read_labels(table("file,label\na.jpg,cat\na.jpg,cat\n")) == {"a.jpg": "cat"}
+    assert read_table(table("file,label\na.jpg,cat\na.jpg,cat\n")) == {"a.jpg": "cat"}
 
 
 def test_a_line_without_a_label_column_is_refused(table):
     with pytest.raises(ValueError, match=r"table\.csv, line 2: got 'a\.jpg'; need file,label"):
-        read_labels(table("file,label\na.jpg\n"))
+        read_table(table("file,label\na.jpg\n"))
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "UTF-16", "Latin-1", "a huge field"])
@@ -120,7 +120,7 @@ def test_what_is_no_csv_is_named(table, tmp_path, kind):
     elif kind == "a huge field":
         path = table("file,label\na.jpg," + 200_000 * "x")
     with pytest.raises(ValueError, match=r"not a readable CSV \(") as caught:
-        read_labels(path)
+        read_table(path)
     assert str(caught.value).startswith(f"{path}: ")
 
 
@@ -238,6 +238,25 @@ def test_train_alone_may_have_a_csv_beside_it(tmp_path, make_images, table, fron
     assert labels_of(source) == {"000.jpg": "b", "001.jpg": "a"}
 
 
+@pytest.mark.filterwarnings("ignore:.*taken as splits")
+@pytest.mark.parametrize("inside", ["", "archive/"])
+@pytest.mark.parametrize("front", ["path", "folder", "split"])
+@pytest.mark.parametrize("given", [True, False], ids=["given", "labels.csv"])
+def test_a_csv_may_name_the_folders_of_the_splits(
+    tmp_path, make_images, table, inside, front, given
+):
+    layout = {f"{inside}Training": 2, f"{inside}Testing": 1}
+    root = make_images(tmp_path / "photos", layout, size=(6, 6))
+    names = {"path": [*layout], "folder": ["Training", "Testing"], "split": ["train", "test"]}
+    train, test = names[front]
+    path = table(f"file,label\n{train}/000.jpg,b\n{train}/001.jpg,a\n{test}/000.jpg,a\n")
+    if not given:
+        shutil.move(path, root / (inside if front == "folder" else "") / "labels.csv")
+    splits = open_source(str(root), labels=path if given else None)
+    assert splits["train"].labels.tolist() == [1, 0]
+    assert splits["test"].labels.tolist() == [0]
+
+
 def test_the_split_in_front_distinguishes_images_of_one_name(tmp_path, make_images, table):
     root = make_images(tmp_path / "photos", {"train": 1, "val": 1}, size=(6, 6))
     path = table("file,label\ntrain/000.jpg,cat\nval/000.jpg,dog\n")
@@ -249,7 +268,9 @@ def test_the_split_in_front_distinguishes_images_of_one_name(tmp_path, make_imag
 def test_a_bare_name_that_two_splits_have_is_refused(tmp_path, make_images, table):
     root = make_images(tmp_path / "photos", {"train": 2, "val": 1}, size=(6, 6))
     path = table("file,label\n000.jpg,cat\n001.jpg,dog\n")
-    with pytest.raises(ValueError, match=r"000\.jpg is in more than one of train, val; .*in front"):
+    with pytest.raises(
+        ValueError, match=r"000\.jpg is in more than one of train, val; .*in front, as train/000"
+    ):
         open_source(str(root), labels=path)
     path = table("file,label\nval/000.jpg,cat\n000.jpg,dog\n001.jpg,dog\n")
     assert labels_of(open_source(str(root), labels=path)["val"]) == {"000.jpg": "cat"}

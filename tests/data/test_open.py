@@ -18,6 +18,7 @@ from meanshift.data import (
     train_and_validation,
 )
 from meanshift.data.decode import read_image
+from meanshift.runtime.errors import Note
 from tests.support.sources import load_batches, titles
 
 RANDOM = np.random.default_rng(0)
@@ -80,6 +81,41 @@ def test_train_val_and_test_are_splits(tmp_path, make_images):
     train, validation = train_and_validation(str(tmp_path), "auto", seed=0)
     assert (len(train), len(validation)) == (5, 2)
     assert len(train_and_validation(str(tmp_path), "none", seed=0)[0]) == 5
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("Training", "Testing"), {"train": 3, "test": 2}),
+        (("TRAIN", "Valid"), {"train": 3, "val": 2}),
+        (("train", "validation"), {"train": 3, "val": 2}),
+        (("archive/Training", "archive/Testing"), {"train": 3, "test": 2}),
+        (("a/b/train", "a/b/test"), {"train": 3, "test": 2}),
+    ],
+)
+def test_splits_in_other_spellings_are_no_classes(tmp_path, make_images, names, expected):
+    first, second = names
+    make_images(tmp_path, {f"{first}/a": 1, f"{first}/b": 2, f"{second}/a": 1, f"{second}/b": 1})
+    note = rf"taken as splits, not as classes: {first}/ is train \(3 images\), {second}/ is .*\(2"
+    with pytest.warns(Note, match=note):
+        splits = open_source(str(tmp_path))
+    assert {name: len(part) for name, part in splits.items()} == expected
+    assert all(part.classes == ["a", "b"] for part in splits.values())
+    assert titles(splits["train"])[0] == "a/000.jpg"
+
+
+def test_the_usual_name_of_a_split_wins(tmp_path, make_images):
+    make_images(tmp_path, {"Train/a": 1, "train/a": 2, "train/b": 2, "val/a": 1, "valid/a": 1})
+    with pytest.warns(UserWarning, match="2 folders and images beside them .* first is Train"):
+        splits = open_source(str(tmp_path))
+    assert [len(part) for part in splits.values()] == [4, 1]
+
+
+def test_a_folder_with_a_link_to_itself_ends(tmp_path, make_images):
+    make_images(tmp_path, {".hidden": 1})
+    (tmp_path / "again").symlink_to(".")
+    with pytest.raises(ValueError, match="no image found"):
+        open_source(str(tmp_path))
 
 
 def test_a_folder_with_only_train_is_that_split(tmp_path, make_images):
@@ -165,11 +201,12 @@ def test_files_that_never_end_are_named_and_not_waited_for(tmp_path, make_images
     assert "a FIFO" in names["pipe.jpg"] and "a device" in names["zeros.jpg"]
 
 
-def test_train_beside_other_folders_is_a_class(tmp_path, make_images):
-    make_images(tmp_path, {"train": 2, "other": 2})
+@pytest.mark.parametrize("name", ["train", "Train", "Training"])
+def test_train_beside_other_folders_is_a_class(tmp_path, make_images, name):
+    make_images(tmp_path, {name: 2, "car": 2, "plane": 2})
     splits = open_source(str(tmp_path))
     assert list(splits) == ["train"]
-    assert splits["train"].classes == ["other", "train"]
+    assert splits["train"].classes == sorted([name, "car", "plane"])
 
 
 def test_hidden_files_are_ignored_and_other_files_counted(tmp_path, make_images):
@@ -244,7 +281,7 @@ def test_a_named_dataset_of_arrays_that_is_there(tmp_path, monkeypatch):
     for split, part in (("train", slice(0, 20)), ("test", slice(20, 30))):
         source = splits[split]
         pixels = source.read_batch(torch.arange(len(source))).numpy()
-        assert np.array_equal(pixels, np.stack([gray[part]] * 3, 3))
+        assert np.array_equal(pixels, gray[part][..., None])
         assert source.labels.tolist() == labels[part].tolist()
     assert splits["train"].classes[7] == "7 - seven"
 

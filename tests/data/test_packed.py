@@ -16,6 +16,7 @@ from PIL import Image
 from torchvision.transforms.v2 import functional as TF
 
 from meanshift import config
+from meanshift.config.samples import RGB
 from meanshift.data import UnreadableSample, open_source, train_and_validation
 from meanshift.data import packed as packed_module
 from meanshift.data.folder import FolderSource
@@ -54,7 +55,8 @@ def assert_alike(store, sources):
 def assert_same_pixels(store, sources):
     for ours, theirs in zip(store.values(), sources.values(), strict=True):
         for index in range(len(theirs)):
-            assert torch.equal(ours.read(index), theirs.read(index)), theirs.title(index)
+            rgb = theirs.with_spec(RGB).sample(index)
+            assert torch.equal(ours.read(index), rgb), theirs.title(index)
 
 
 @pytest.fixture
@@ -91,23 +93,44 @@ def test_large_images_are_resized_as_torchvision_does(tmp_path, make_images, siz
         assert min(store.read(index).shape[1:]) == min(32, *size)
 
 
-def test_gray_deep_and_cmyk_images(tmp_path):
+def test_gray_and_cmyk_images_become_rgb(tmp_path):
     root = tmp_path / "photos"
     root.mkdir()
-    deep = RANDOM.integers(0, 65536, (50, 60)).astype(np.uint16)
     gray = RANDOM.integers(0, 256, (50, 60), dtype=np.uint8)
     Image.fromarray(gray).save(root / "gray.png")
-    Image.fromarray(deep).save(root / "deep.png")
     Image.fromarray(RANDOM.integers(0, 256, (70, 60, 4), dtype=np.uint8), "CMYK").save(
         root / "print.jpg"
     )
     for side in (256, 32):
         store = packed(root, tmp_path / f"out-{side}", side=side)["train"]
-        for index, whole in enumerate(map(open_source(str(root))["train"].read, range(3))):
+        source = open_source(str(root))["train"].with_spec(RGB)
+        for index, whole in enumerate(map(source.sample, range(2))):
             small = whole if side == 256 else TF.resize(whole, [32], antialias=True)
             assert torch.equal(store.read(index), small)
     whole = open_source(str(tmp_path / "out-256"))["train"]
-    assert torch.equal(whole.read(0), torch.from_numpy(deep >> 8).to(torch.uint8).expand(3, -1, -1))
+    assert torch.equal(whole.read(0), torch.from_numpy(gray).expand(3, -1, -1))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "found"),
+    [
+        ((4, 9, 9), np.uint16, "images of 1 channel, int32"),
+        ((4, 9, 9, 4), np.uint8, "images of 4 channels, uint8"),
+        ((4, 9), np.float32, "vectors of 9 columns"),
+    ],
+)
+def test_what_is_no_8_bit_rgb_or_gray_is_not_packed(tmp_path, shape, dtype, found):
+    np.save(tmp_path / "a.npy", RANDOM.integers(0, 200, shape).astype(dtype))
+    with pytest.raises(ValueError, match=rf"a\.npy: {found}.*; a store holds 8-bit RGB images"):
+        packed(tmp_path / "a.npy", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_16_bit_image_among_8_bit_ones_keeps_its_place(tmp_path, make_images):
+    root = make_images(tmp_path / "photos", {"": 3})
+    Image.fromarray(np.full((9, 9), 4000, np.uint16)).save(root / "deep.png")
+    with pytest.warns(UserWarning, match=r"1 of 4 images cannot .*deep\.png \(int32 values among"):
+        packed(root, tmp_path / "out")
 
 
 def test_unreadable_images_keep_their_places_and_reasons(tmp_path, broken):
@@ -423,14 +446,14 @@ def test_a_pack_stopped_anywhere_continues_to_the_same_bytes(tmp_path, broken, s
 def test_nothing_on_the_disk_is_decoded_twice_after_two_stops(tmp_path, broken, stopping, lost):
     part = tmp_path / "out" / "train.part"
     stopping.add("train.npz")
-    for expected in (10, 1, 0):
+    for expected in (20, 1, 0):  # a new store also looks at all of them before
         source = open_source(str(broken))["train"]
         read = []
         source.read = lambda i, read=read: read.append(i) or FolderSource(broken).read(i)
         with pytest.raises(Stopped):
             pack({"train": source}, tmp_path / "out", name="photos")
         assert len(read) == expected
-        if expected == 10:  # the last row loses its end
+        if expected == 20:  # the last row loses its end
             os.truncate(part, part.stat().st_size - lost)
 
 
@@ -485,7 +508,9 @@ def test_another_store_is_refused(tmp_path, make_images, finished):
     with pytest.raises(ValueError, match=r"packed with --side 256, now it is 64; choose another"):
         packed(root, out, side=64)
     make_images(root, {"a": 2, "b": 2}, seed=1)
-    with pytest.raises(ValueError, match=r"from other images or labels \(.*photos as it was"):
+    with pytest.raises(
+        ValueError, match=r"from other images, labels or groups \(.*photos as it was"
+    ):
         packed(root, out)
     assert files_of(out) == before
 
@@ -495,7 +520,7 @@ def test_other_names_of_classes_are_other_labels(tmp_path, make_images):
     (root / "labels.csv").write_text("file,label\n000.jpg,pear\n001.jpg,apple\n")
     packed(root, tmp_path / "out")
     (root / "labels.csv").write_text("file,label\n000.jpg,plum\n001.jpg,apple\n")
-    with pytest.raises(ValueError, match="from other images or labels"):
+    with pytest.raises(ValueError, match="from other images, labels or groups"):
         packed(root, tmp_path / "out")
 
 

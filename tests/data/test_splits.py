@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from meanshift.config import Config
 from meanshift.data import (
+    describe_splits,
     evaluation_splits,
     open_source,
     stratified_sample,
@@ -99,6 +100,33 @@ def test_an_unknown_label_stays_unknown(tmp_path):
     )
     _, validation = train_and_validation(str(tmp_path / "a.npz"), "auto", seed=0)
     assert validation.labels.tolist() == [0, -1, 1]
+
+
+# Counts in words
+
+
+def test_the_counts_of_splits_are_described():
+    equal, mixed_, one = labeled([6, 6]), labeled([3, 1, 4]), labeled([2, 2])
+    one.labels = torch.tensor([0, -1, 1, -1])
+    one.groups = torch.tensor([0, 0, 5, 5])
+    plain = ArraySource(np.zeros((7, 2, 2), np.uint8), None, name="toy")
+    assert describe_splits({"train": equal, "test": mixed_, "val": None}) == (
+        "train 12 images of 2 classes (6 each); test 8 images of 3 classes (0: 3, 1: 1, 2: 4)"
+    )
+    assert describe_splits({"train": one}) == (
+        "train 4 images of 2 classes (1 each), 2 unlabeled, 2 groups"
+    )
+    assert describe_splits({"train": plain}) == "train 7 images without labels"
+
+
+def test_many_classes_are_described_by_the_smallest_and_the_largest():
+    counts = [9] * 40
+    counts[17] = 0
+    counts[30] = 12
+    source = labeled(counts)
+    source.classes = [f"class {number}" for number in range(40)]
+    text = describe_splits({"train": source})
+    assert text == "train 354 images of 40 classes (0 (class 17) to 12)"
 
 
 # Draws in the proportions of the classes
@@ -333,6 +361,7 @@ def test_unlabeled_images_take_no_part(tmp_path):
     path = save_arrays(tmp_path / "a.npz", labels=labels)
     train, test, *_ = evaluation_splits(str(path))
     assert (len(train), len(test)) == (144, 16)
+    assert evaluation_splits(str(path)).description.endswith("; 40 unlabeled images left out")
     assert (train.labels >= 0).all() and (test.labels >= 0).all()
     path = save_arrays(tmp_path / "b.npz", labels=np.full(200, -1))
     train, test, description, _ = evaluation_splits(str(path))

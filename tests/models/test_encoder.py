@@ -276,6 +276,6 @@ def test_a_stride_over_one_pixel_is_recognized(image_size, expected):
     backbone, _ = build_backbone(config.Encoder(name="resnet10", width=0.125))
     backbone.layer1.train()
     backbone.layer2.eval()
-    assert strides_over_one_pixel(backbone, 3, image_size) == expected
+    assert strides_over_one_pixel(backbone, (3, image_size, image_size)) == expected
     assert backbone.layer1.training and not backbone.layer2.training
     assert not any(m._forward_pre_hooks for m in backbone.modules())

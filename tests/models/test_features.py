@@ -9,12 +9,13 @@ from torch import nn
 from torchvision.transforms.v2 import functional as TF
 
 from meanshift import config
+from meanshift.config.samples import IMAGENET_MEAN as MEAN
+from meanshift.config.samples import IMAGENET_STD as STD
 from meanshift.data import open_source
 from meanshift.data.arrays import ArraySource
 from meanshift.data.folder import FolderSource
 from meanshift.models.encoder import build_backbone
 from meanshift.models.features import evaluation_batches, extract_features
-from meanshift.ops.image import MEAN, STD
 
 CPU = torch.device("cpu")
 

@@ -7,6 +7,7 @@ import torch
 from torchvision.transforms.v2 import functional as TF
 
 from meanshift.config import Views
+from meanshift.config.samples import IMAGENET_MEAN, IMAGENET_STD
 from meanshift.ops import image as image_ops
 from meanshift.ops.image import ColorParameters
 from meanshift.runtime import rng
@@ -207,5 +208,65 @@ def test_color_operators_solarize_after_the_blur(planes):
 
 
 def test_normalize_matches_torchvision(planes):
-    expected = TF.normalize(planes, list(image_ops.MEAN), list(image_ops.STD))
+    expected = TF.normalize(planes, list(IMAGENET_MEAN), list(IMAGENET_STD))
     torch.testing.assert_close(image_ops.normalize(planes), expected)
+
+
+@pytest.mark.parametrize("part", range(2), ids=["brightness", "contrast"])
+def test_jitter_of_one_channel_matches_torchvision(planes, part):
+    gray = planes[:, :1]
+    factors = colors().factors
+    factors[:, part] = 1 + 0.9 * torch.linspace(-1, 1, COUNT).double()
+    got = image_ops.color_jitter(gray, colors(factors=factors))
+    expected = each(ADJUST[part], gray, factors[:, part].tolist())
+    assert matching_fraction(got, expected) >= 0.999
+    assert matching_fraction(got, gray) < 0.6
+
+
+@pytest.mark.parametrize("part", [2, 3], ids=["saturation", "hue"])
+@pytest.mark.parametrize("channels", [1, 2, 5])
+def test_colors_of_other_images_than_rgb_stay(planes, channels, part):
+    images = planes.repeat(1, 2, 1, 1)[:, :channels]
+    factors = colors().factors
+    factors[:, part] = 0.3
+    everything_gray = torch.ones(COUNT, dtype=torch.bool)
+    got = image_ops.apply_color(images, colors(factors=factors, grayed=everything_gray))
+    torch.testing.assert_close(got, images, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 5, 13])
+def test_a_strong_view_of_any_channels_is_valid(planes, channels):
+    images = planes.repeat(1, 5, 1, 1)[:, :channels]
+    drawn = drawn_colors(jitter=1.0, gray=0.5, blur=0.5, solarize=0.3)
+    got = image_ops.apply_color(images, drawn)
+    assert got.shape == images.shape and got.min() >= 0 and got.max() <= 1 + 1e-6
+    assert ((got - images).abs().flatten(1).max(1).values > 0.01).all()
+    one_by_one = [  # without colors, the channels of an image are treated alike
+        image_ops.solarize(image_ops.gaussian_blur(images[:, [c]], drawn.sigma), drawn.solarized)
+        for c in range(channels)
+    ]
+    plain = replace(drawn, jittered=torch.zeros(COUNT, dtype=torch.bool))
+    torch.testing.assert_close(
+        image_ops.apply_color(images, plain), torch.cat(one_by_one, 1), atol=1e-5, rtol=0
+    )
+
+
+def test_dropped_channels_are_their_mean(planes):
+    dropped = torch.arange(COUNT * 3).view(COUNT, 3) % 4 == 0
+    got = image_ops.drop_channels(planes, dropped)
+    for image, mask, result in zip(planes, dropped, got, strict=True):
+        for channel, drop, values in zip(image, mask, result, strict=True):
+            expected = channel.mean().expand(32, 32) if drop else channel
+            torch.testing.assert_close(values, expected)
+
+
+def test_noise_stays_in_the_range(planes):
+    noise = torch.full_like(planes, 0.3)
+    assert torch.equal(image_ops.add_noise(planes, noise), (planes + 0.3).clamp(max=1))
+    assert image_ops.add_noise(planes, -10 * noise).unique().tolist() == [0]
+
+
+def test_bytes_and_floats_become_values_from_0_to_1(sample):
+    torch.testing.assert_close(image_ops.to_unit(sample), sample.float() / 255)
+    floats = torch.rand(2, 3)
+    assert torch.equal(image_ops.to_unit(floats), floats)

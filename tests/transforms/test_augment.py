@@ -10,7 +10,8 @@ from scipy import stats
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as TF
 
-from meanshift.config import Views
+from meanshift.config import SampleSpec, Views
+from meanshift.config.samples import IMAGENET_MEAN, IMAGENET_STD
 from meanshift.ops import image as image_ops
 from meanshift.runtime import rng
 from meanshift.transforms import augment
@@ -19,7 +20,7 @@ from tests.support.operators import COUNT, each, matching_fraction, sample_image
 from tests.support.views import two_views
 
 DRAWS = 4000
-STD = torch.tensor(image_ops.STD)[:, None, None]
+STD = torch.tensor(IMAGENET_STD)[:, None, None]
 PLAIN = Views(flip=0.0, jitter=0.0, gray=0.0, blur=0.0)
 PROBABILITIES = {"flip": 0.5, "jitter": 0.8, "gray": 0.2, "blur": 0.5, "solarize": 0.3}
 ALL = Views(solarize=0.3)
@@ -104,7 +105,7 @@ def test_a_whole_view_matches_torchvision(sample, shape):
         to_planes(images),
         *(values.tolist() for values in parameters),
     )
-    expected = TF.normalize(expected, list(image_ops.MEAN), list(image_ops.STD))
+    expected = TF.normalize(expected, list(IMAGENET_MEAN), list(IMAGENET_STD))
     _, online = two_views(5, size, views).finish(images, 3, place.ids)
     assert matching_fraction(online * STD, expected * STD) >= 0.999
     _, other = two_views(5, size, views).finish(images, 4, place.ids)
@@ -391,3 +392,81 @@ def test_a_part_of_a_batch_gives_the_same_views(sample, monkeypatch):
     )
     some = transform.finish(crops_of(transform, sample[:50], 3, ids), 3, ids)
     assert all(torch.equal(a, b[:7]) for a, b in zip(few, some, strict=True))
+
+
+def deep_views(channels, size=16, **settings):
+    """The views of images of floats, and the images."""
+    samples = SampleSpec(
+        channels=channels,
+        dtype="int32",
+        range=(0.0, 4095.0),
+        mean=(0.4,) * channels,
+        std=(0.2,) * channels,
+    )
+    specs = (Views(**settings).spec("v", "strong", index=1),)
+    images = torch.rand(40, 20, 24, channels, generator=torch.Generator().manual_seed(0))
+    return MultiViewTransform(specs, 3, size, samples), images
+
+
+@pytest.mark.parametrize("cropped", [False, True], ids=["arrays", "crops"])
+@pytest.mark.parametrize("channels", [1, 5, 13])
+def test_noise_and_dropped_channels_depend_on_their_address_alone(channels, cropped):
+    transform, images = deep_views(channels, noise=0.2, channel_dropout=0.3)
+    ids = torch.arange(40)
+
+    def view(chosen, epoch=2):
+        pixels = images[chosen]
+        if cropped:
+            pixels = transform.crop([p.permute(2, 0, 1) for p in pixels], epoch, chosen)
+        (output,) = transform.finish(pixels, epoch, chosen)
+        return output
+
+    together = view(ids)
+    assert together.shape == (40, channels, 16, 16)
+    for part in (ids[7:8], ids[20:], ids.flip(0)):
+        torch.testing.assert_close(view(part), together[part], atol=1e-4, rtol=0)
+    assert (view(ids, epoch=3) != together).flatten(1).any(1).all()
+
+
+def test_noise_is_normal_and_of_any_strength_up_to_the_largest():
+    transform, _ = deep_views(
+        2, noise=0.1, jitter=0.0, gray=0.0, blur=0.0, flip=0.0, crop_area=(1.0, 1.0)
+    )
+    images = torch.full((400, 16, 16, 2), 0.5)
+    (view,) = transform.finish(images, 0, torch.arange(400))
+    noise = view * 0.2 + 0.4 - 0.5
+    std = noise.flatten(1).std(1)
+    assert std.max() < 0.11 and std.min() < 0.01
+    assert 0.04 < std.mean() < 0.06
+    unit = (noise / std[:, None, None, None]).flatten()
+    assert abs(float(unit.mean())) < 0.01
+    assert 0.67 < float((unit.abs() < 1).double().mean()) < 0.70
+    assert abs(float((noise[:, 0] * noise[:, 1]).mean())) < 1e-4  # channels are independent
+
+
+def test_channels_are_dropped_as_often_as_asked():
+    transform, images = deep_views(
+        13, channel_dropout=0.3, jitter=0.0, gray=0.0, blur=0.0, crop_area=(1.0, 1.0)
+    )
+    (view,) = transform.finish(images, 0, torch.arange(40))
+    constant = view.flatten(2).std(2) < 1e-4
+    assert 0.24 < float(constant.double().mean()) < 0.36
+    assert len(constant.unique(dim=0)) > 35
+
+
+def test_noise_does_not_change_what_else_is_drawn(sample):
+    plain, noisy = (two_views(5, 24, Views(noise=n)) for n in (0.0, 1e-12))
+    ids = torch.arange(8)
+    for one, other in zip(
+        plain.finish(sample[:8], 1, ids), noisy.finish(sample[:8], 1, ids), strict=True
+    ):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+
+
+def test_views_are_normalized_by_the_samples_own_moments():
+    transform, images = deep_views(
+        5, jitter=0.0, gray=0.0, blur=0.0, flip=0.0, crop_area=(1.0, 1.0), size=20
+    )
+    square = images[:, :, :20]
+    (view,) = transform.finish(square, 0, torch.arange(40))
+    torch.testing.assert_close(view, (square.permute(0, 3, 1, 2) - 0.4) / 0.2)

@@ -9,7 +9,7 @@ from meanshift.config import Views
 from meanshift.data.arrays import ArraySource
 from meanshift.ops.image import normalize
 from meanshift.transforms.augment import Address, MultiViewTransform, PatchAddress, draw_patches
-from meanshift.transforms.replay import denormalize, replay_views
+from meanshift.transforms.replay import denormalize, replay_views, to_picture
 from tests.support.operators import sample_images
 
 PLAIN = Views(flip=0.0, jitter=0.0, gray=0.0, blur=0.0, crop_area=(1.0, 1.0))
@@ -45,7 +45,7 @@ def test_each_cell_gives_one_patch_at_a_random_place_in_random_order(flip):
     for nine in patches:
         cells = []
         for patch in nine:
-            pixels = denormalize(patch).long()
+            pixels = to_picture(denormalize(patch)).long()
             top, left = int(pixels[0].min()), int(pixels[1].min())
             expected_rows = (torch.arange(9) + top)[:, None].expand(9, 9)
             expected_columns = (torch.arange(9) + left)[None].expand(9, 9)
@@ -119,7 +119,7 @@ def test_replayed_patches_are_those_of_training_and_make_one_picture(sample):
     (trained,) = transform.finish(source.read_batch(IDS), 2, IDS)
     torch.testing.assert_close(replayed, trained[chosen], atol=1e-4, rtol=0)
     picture = denormalize(replayed[0])
-    assert picture.shape == (3, 27, 27) and picture.dtype == torch.uint8
+    assert picture.shape == (3, 27, 27)
     assert torch.equal(picture[:, 9:18, 18:], denormalize(replayed[0, 5]))
     assert replay_views(source, chosen[:0], transform, epoch=0).views[0].shape == (0, 9, 3, 9, 9)
 

@@ -15,9 +15,10 @@ from fontTools.pens.ttGlyphPen import TTGlyphPen
 from PIL import Image
 from torch.nn import functional as F
 
+from meanshift.config.samples import IMAGENET_MEAN as MEAN
+from meanshift.config.samples import IMAGENET_STD as STD
 from meanshift.data import open_source
 from meanshift.methods import view_specs
-from meanshift.ops.image import MEAN, STD
 from meanshift.runtime.rng import ONLINE, TARGET
 from meanshift.transforms.augment import Address, MultiViewTransform, draw_boxes
 from meanshift.viz import figures, style

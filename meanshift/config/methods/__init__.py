@@ -76,26 +76,26 @@ def absolute_module(module: str) -> str:
     return f"{Path(file).expanduser().resolve()}{colon}{name}"
 
 
-def load_class(spec: str) -> type:
-    """The class that FILE.py:CLASS or PACKAGE.MODULE:CLASS names."""
-    return _load_class(absolute_module(spec))
+def load_class(spec: str, setting: str = "method.module") -> type:
+    """The class that FILE.py:CLASS or PACKAGE.MODULE:CLASS names; errors name the setting."""
+    return _load_class(absolute_module(spec), setting)
 
 
 @functools.cache
-def _load_class(spec: str) -> type:
+def _load_class(spec: str, setting: str) -> type:
     """The class of an absolute path or a package; a file is executed once."""
     location, _, name = spec.rpartition(":")
-    need(bool(location and name), "method.module", spec, "FILE.py:CLASS or PACKAGE.MODULE:CLASS")
+    need(bool(location and name), setting, spec, "FILE.py:CLASS or PACKAGE.MODULE:CLASS")
     try:
         if location.endswith(".py"):
             module = _import_file(Path(location))
         else:
             module = importlib.import_module(location)
     except (ImportError, OSError) as error:
-        raise ValueError(f"method.module: {location} cannot be imported ({error})") from None
+        raise ValueError(f"{setting}: {location} cannot be imported ({error})") from None
     loaded = getattr(module, name, None)
     if not isinstance(loaded, type):
-        raise ValueError(f"method.module: {location} has no class {name}")
+        raise ValueError(f"{setting}: {location} has no class {name}")
     return loaded
 
 

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from meanshift.config.samples import RGB
 from meanshift.data.bad_files import (
     MAX_BAD_FRACTION_BOXES,
     ReadSample,
     read_or_replace,
     refuse_too_many,
 )
+from meanshift.data.convert import blank
 from meanshift.data.loader import iterate
 from meanshift.data.voc import DetectionDataset
 from meanshift.evaluation.detection.settings import DetectionSettings
@@ -32,7 +34,7 @@ class DecodedBatches(Dataset[list[ReadSample]]):
     def _read(self, index: int) -> ReadSample:
         size = len(self.dataset)
         others = ((index + more) % size for more in range(1, size))
-        return read_or_replace(self.dataset, index, others, gray_size=32)
+        return read_or_replace(self.dataset.read, index, others, blank=blank(RGB, [32, 32]))
 
 
 def train_batches(

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from meanshift.data import Source, Subset
@@ -32,7 +32,7 @@ class Explorer:
     def __init__(self, run: Run, *, metadata: Path | None = None) -> None:
         self.run = run
         self.live = LiveRun(run)
-        self.thumbnails = Thumbnails()
+        self.thumbnails = Thumbnails(run.picture)
         self.sources: dict[str, Source] = {}
         self.missing = ""
         """why there are no images; the map and the curves are shown without them"""
@@ -60,6 +60,7 @@ class Explorer:
         wholes = [s.source if isinstance(s, Subset) else s for s in self.sources.values()]
         unique = {id(source): source for source in wholes}.values()
         parts = [self.run.identity, *(source.content_fingerprint() for source in unique)]
+        parts += map(str, self.run.bands)
         return hashlib.sha256(os.fsencode(" ".join(parts))).hexdigest()[:12]
 
     def close(self) -> None:
@@ -69,7 +70,7 @@ class Explorer:
 
     def current(self) -> Explorer:
         """This explorer, or a new one if another run was started in the same folder."""
-        run = Run(self.run.folder, data=self.run.data)
+        run = Run(self.run.folder, data=self.run.data, bands=self.run.bands)
         if run.identity == self.run.identity:
             return self
         self.close()
@@ -288,7 +289,7 @@ class Explorer:
         metadata = {} if self.metadata is None else self.metadata.row(image["index"])
         return {**image, "metadata": metadata, "snapshots": snapshots}
 
-    def read_image(self, name: str, index: int) -> UInt8[Tensor, "channels height width"]:
+    def read_image(self, name: str, index: int) -> Shaped[Tensor, "channels height width"]:
         """An image of a source, to search with; may raise `UnreadableSample`."""
         source = self._source_with(name, index)
         with self.thumbnails.decoding:
@@ -300,7 +301,12 @@ class Explorer:
         self.searcher.features(name, epoch)
 
     def search(
-        self, image: UInt8[Tensor, "3 height width"], *, name: str, epoch: int, count: int = 24
+        self,
+        image: Shaped[Tensor, "channels height width"],
+        *,
+        name: str,
+        epoch: int,
+        count: int = 24,
     ) -> list[dict[str, Any]]:
         """The images nearest to any image, with their distances."""
         self._check_searchable(name)

@@ -7,11 +7,12 @@ import io
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as TF
 
 from meanshift.data import Source, UnreadableSample
+from meanshift.data.convert import match_channels
 from meanshift.data.decode import read_image
 from meanshift.evaluation.knn import CHUNK, neighbors
 from meanshift.models.encoder import build_backbone
@@ -74,13 +75,16 @@ class Searcher:
         return result
 
     def search(
-        self, image: UInt8[Tensor, "3 height width"], *, name: str, epoch: int, count: int
+        self, image: Shaped[Tensor, "channels height width"], *, name: str, epoch: int, count: int
     ) -> tuple[list[int], list[float]]:
         """The images nearest to any image, nearest first, and their distances (1 - cosine)."""
         features, indices = self.features(name, epoch)
+        spec = self.run.config.data.sample_spec
+        if len(image) in (2, 4) and spec.channels in (1, 3):  # transparency
+            image = match_channels(image, spec, 0)
         query = extract_features(
             self._backbone(self.run.snapshot(epoch)),
-            _SingleImage(image, self.sources.get("train")),
+            _SingleImage(image, self.sources.get("train")).adapted(spec, self.run.name),
             image_size=self.run.config.data.image_size,
             device=self._device,
         )
@@ -123,7 +127,10 @@ class Searcher:
     def _backbone(self, snapshot: Snapshot) -> nn.Module:
         config = self.run.config
         path = self.run.snapshot_path(snapshot.epoch)
-        backbone, _ = build_backbone(config.encoder, image_size=config.data.image_size)
+        data = config.data
+        backbone, _ = build_backbone(
+            config.encoder, image_size=data.image_size, samples=data.sample_spec
+        )
         weights = checkpoint.read(path)["weights"]
         full_precision = {
             name: value.float() if value.is_floating_point() else value
@@ -140,7 +147,7 @@ class Searcher:
         return backbone.eval().to(self._device)
 
 
-def decode_upload(content: bytes) -> UInt8[Tensor, "3 height width"]:
+def decode_upload(content: bytes) -> Shaped[Tensor, "channels height width"]:
     """Decode an uploaded image; refuse other files, torn ones and those that fill the memory."""
     try:
         image = read_image(io.BytesIO(content), title="upload", formats=_FORMATS)
@@ -194,6 +201,7 @@ class _ReportingSource(Source):
         self.name = source.name
         self.labels = source.labels
         self.classes = source.classes
+        self.sample_spec = source.sample_spec
         self._source = source
         self._progress = progress
         self._read = 0
@@ -214,11 +222,11 @@ class _ReportingSource(Source):
     def uniform(self) -> bool:
         return self._source.uniform
 
-    def read(self, index: int) -> UInt8[Tensor, "channels height width"]:
+    def read(self, index: int) -> Shaped[Tensor, "channels height width"]:
         self._count(1)
         return self._source.read(index)
 
-    def read_batch(self, indices: Int[Tensor, " batch"]) -> UInt8[Tensor, "batch h w channels"]:
+    def read_batch(self, indices: Int[Tensor, " batch"]) -> Shaped[Tensor, "batch h w channels"]:
         self._count(len(indices))
         return self._source.read_batch(indices)
 
@@ -230,7 +238,7 @@ class _ReportingSource(Source):
 class _SingleImage(Source):
     """One image, transformed like the images of another source."""
 
-    def __init__(self, image: UInt8[Tensor, "3 height width"], like: Source | None) -> None:
+    def __init__(self, image: Shaped[Tensor, "channels height width"], like: Source | None) -> None:
         self.name = "upload"
         self.labels = None
         self.classes = []
@@ -255,8 +263,8 @@ class _SingleImage(Source):
     def uniform(self) -> bool:
         return self._uniform
 
-    def read(self, index: int) -> UInt8[Tensor, "channels height width"]:  # noqa: ARG002
+    def read(self, index: int) -> Shaped[Tensor, "channels height width"]:  # noqa: ARG002
         return self._image
 
-    def read_batch(self, indices: Int[Tensor, " batch"]) -> UInt8[Tensor, "batch h w channels"]:
+    def read_batch(self, indices: Int[Tensor, " batch"]) -> Shaped[Tensor, "batch h w channels"]:
         return self._image.permute(1, 2, 0)[None].expand(len(indices), -1, -1, -1)

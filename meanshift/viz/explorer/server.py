@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import webbrowser
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,10 +35,11 @@ def serve(
     browser: bool = True,
     data: str | None = None,
     metadata: Path | None = None,
+    bands: Sequence[int] = (),
 ) -> None:
     """Serve a run until interrupted; print the address and open it in a browser."""
     require("uvicorn", extra="explore", what="live pages")
-    explorer = Explorer(Run(folder, data=data), metadata=metadata)
+    explorer = Explorer(Run(folder, data=data, bands=bands), metadata=metadata)
     app, token = build_app(explorer, host=host)
     if explorer.missing:
         print(f"warning: {explorer.missing}", file=sys.stderr)

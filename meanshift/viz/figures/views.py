@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Int, Shaped, UInt8
 from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as TF
 
 from meanshift.config import ViewSpec
 from meanshift.runtime import rng
-from meanshift.transforms.replay import center_square, crop_boxes, denormalize
+from meanshift.transforms.replay import center_square, crop_boxes
 from meanshift.viz import style
 from meanshift.viz.analysis import replay, view_title
 from meanshift.viz.figures import Drawing, Options
@@ -32,6 +32,9 @@ _DASHES = ("-", "--", ":", "-.")
 def draw(runs: Sequence[Run], options: Options) -> Drawing:
     """One row per image: its crops, then every view of the method at each chosen epoch."""
     (run,) = runs
+    kind = run.config.data.sample_spec.kind
+    if kind != "image":
+        raise MissingData(f"{run.folder}: was trained on {kind}s; need images for this figure")
     epochs = _choose_epochs(run, options.epochs)
     views = [single for view in run.views for single in view.expand()]
     ids = rng.choice(options.seed, len(run.source), options.rows or 6, rng.SAMPLE)
@@ -47,10 +50,10 @@ def draw(runs: Sequence[Run], options: Options) -> Drawing:
 
     image_size = run.config.data.image_size
     side = min(224, image_size) * -(-128 // image_size)
-    cells = [[_fit(image, side)] for image in first.images]
+    cells = [[fit(run.picture(image), side)] for image in first.images]
     for one in replayed:
         for row, images in zip(cells, zip(*one.views, strict=True), strict=True):
-            row += [_enlarge(view, side) for view in images]
+            row += [enlarge(run.view_picture(view), side) for view in images]
     pitch = side + _GAP
     figure, axes = style.sheet(style.mosaic(cells, gap=_GAP), top=100)
     axes.set_title(f"{style.shorten(run.name)}: views of {len(cells)} images", pad=30)
@@ -93,7 +96,7 @@ def _styled(views: Sequence[ViewSpec]) -> list[tuple[ViewSpec, str, str]]:
 
 def _outline(
     axes: Axes,
-    image: UInt8[Tensor, "3 height width"],
+    image: Shaped[Tensor, "channels height width"],
     box: Int[Tensor, "4"],
     *,
     side: int,
@@ -122,16 +125,15 @@ def _outline(
     )
 
 
-def _enlarge(view: Float[Tensor, "*patches 3 size size"], side: int) -> np.ndarray:
-    """A normalized view as an image in which each pixel is a square."""
-    image = denormalize(view)
+def enlarge(image: UInt8[Tensor, "3 height width"], side: int) -> np.ndarray:
+    """An image in which each pixel is a square."""
     scale = max(1, side // image.shape[1])
     small = center_square(image, side // scale).numpy()
     nearest = np.arange(side) * len(small) // side  # views of any size fill the cell
     return np.asarray(small[nearest][:, nearest])
 
 
-def _fit(image: UInt8[Tensor, "3 height width"], side: int) -> np.ndarray:
+def fit(image: UInt8[Tensor, "3 height width"], side: int) -> np.ndarray:
     """A whole image in the middle of a white square."""
     height, width = image.shape[1:]
     size = [max(1, round(side * length / max(height, width))) for length in (height, width)]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from meanshift.data import UnreadableSample
 from meanshift.runtime import rng
-from meanshift.transforms.replay import center_square, denormalize
+from meanshift.transforms.replay import center_square
 from meanshift.viz import detections, style
 from meanshift.viz.analysis import (
     cluster_features,
@@ -62,7 +62,7 @@ def map_section(run: Run, sheets: dict[str, str], *, max_images: int) -> dict[st
     if colored_by == "cluster":
         coloring = "colored by cluster, since none of them has a label"
     return {
-        "caption": f"{len(rows)} training images, {coloring}",
+        "caption": f"{len(rows)} training {run.source.kind}s, {coloring}",
         "colored_by": colored_by,
         "legend": list(enumerate(names)),
         "data": {
@@ -137,7 +137,7 @@ def clusters_section(run: Run, *, rows: int = 10, columns: int = 14) -> dict[str
     for cluster in chosen.tolist():
         members = indices[assigned == cluster]
         order = rng.uniform(cluster, 0, torch.arange(len(members)), rng.SAMPLE, 1)[:, 0].argsort()
-        caption = f"{len(members):,} images"
+        caption = f"{len(members):,} {run.source.kind}s"
         if run.source.labels is not None:
             labels = run.source.labels[members]
             for label, count in Counter(labels[labels >= 0].tolist()).most_common(1):
@@ -157,10 +157,12 @@ def views_section(run: Run, *, count: int = 8) -> dict[str, Any]:
     if not len(replayed.ids):
         raise MissingData(f"{run.folder}: none of the images that were chosen can be read")
     side = min(run.config.data.image_size, 96)
-    strips = [_strip("image", [center_square(i, side).numpy() for i in replayed.images], 88)]
+    strips = [
+        _strip(run.source.kind, [center_square(run.picture(i), side).numpy() for i in replayed.images], 88)
+    ]
     views = [single for view in run.views for single in view.expand()]
     for view, images in zip(views, replayed.views, strict=True):
-        cells = [center_square(denormalize(image), side).numpy() for image in images]
+        cells = [center_square(run.view_picture(image), side).numpy() for image in images]
         strips.append(_strip(view_title(view), cells, quality=88))
     return {"strips": strips}
 
@@ -170,8 +172,8 @@ def data_section(run: Run) -> dict[str, Any]:
     source = run.source
     validation = run.validation
     rows = [
-        ("Training images", f"{len(source):,} from {run.config.data.source}"),
-        ("Validation images", "none" if validation is None else f"{len(validation):,}"),
+        (f"Training {source.kind}s", f"{len(source):,} from {run.config.data.source}"),
+        (f"Validation {source.kind}s", "none" if validation is None else f"{len(validation):,}"),
         *_size_rows(run),
     ]
     classes = []
@@ -191,16 +193,21 @@ def data_section(run: Run) -> dict[str, Any]:
 def _size_rows(run: Run) -> list[tuple[str, str]]:
     """The sizes of the images: of all, or of a random sample where each file must be read."""
     source = run.source
+    if source.sample_spec.kind == "vector":
+        return [("Columns", f"{source.sample_spec.channels}")]
     sample = rng.choice(0, len(source), 1 if source.uniform else 200, rng.SAMPLE)
     sizes = []
     for index in sample.tolist():
         try:
-            height, width = source.read(index).shape[1:]
+            size = tuple(source.read(index).shape[1:])
         except UnreadableSample:
             continue
-        sizes.append((width, height))
+        sizes.append(size[::-1])
     if not sizes:
         return []
+    if source.sample_spec.kind == "signal":
+        lengths = sorted(size[0] for size in sizes)
+        return [("Length", f"{lengths[0]:,} to {lengths[-1]:,} values ({len(sizes)} sampled)")]
     if len(set(sizes)) == 1:
         extent = "all" if source.uniform else f"all of {len(sizes)} sampled"
         return [("Size", f"{sizes[0][0]} x {sizes[0][1]} pixels ({extent})")]

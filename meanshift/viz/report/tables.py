@@ -16,6 +16,7 @@ BASELINES = {
     "untrained:.*, start from .*, before": "the given weights",
     "untrained:": "the untrained encoder",
     "random:": "random weights",
+    "pixels: raw values": "raw values",
     "pixels:": "raw pixels",
 }
 """a pattern of the encoder on a card, and what a table calls it"""

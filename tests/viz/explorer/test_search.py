@@ -156,7 +156,7 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded(port, monkeypatch,
     Image.new("1", (side, side)).save(buffer, "PNG")
     upload = buffer.getvalue()
     decoded = []
-    monkeypatch.setattr("meanshift.data.decode.to_rgb", decoded.append)
+    monkeypatch.setattr("meanshift.data.decode.to_array", decoded.append)
     answer = post(port, "/api/search?epoch=2", upload)
     assert len(upload) < 100_000 and answer.status == 400
     assert "decompression bomb" in answer.error
