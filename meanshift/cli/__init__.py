@@ -10,13 +10,14 @@ import argparse
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 from meanshift import __version__
 from meanshift.cli import (
     demo,
+    doctor,
     embed,
     evaluate,
     explore,
@@ -35,11 +36,13 @@ from meanshift.cli.settings import add_settings, is_setting, refuse_unknown_sett
 from meanshift.config import Config
 from meanshift.config.parsing import close
 from meanshift.runtime import signals
+from meanshift.runtime.errors import Note
 from meanshift.runtime.malloc import keep_memory
 from meanshift.runtime.output import survive_closed_output
 
 COMMANDS: dict[str, Any] = {
     "demo": demo,
+    "doctor": doctor,
     "pretrain": pretrain,
     "evaluate": evaluate,
     "embed": embed,
@@ -62,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     _set_environment()
-    warnings.showwarning = _print_warning
+    warnings.showwarning = _warning_printer()
     trains = bool(argv) and hasattr(COMMANDS.get(argv[0]), "base_config")
     try:
         with signals.stop_at_once() if trains else nullcontext():
@@ -82,8 +85,8 @@ def _run(argv: Sequence[str]) -> int:
         return 2
     except (ValueError, OSError) as error:
         print_error(error)
-        named = any(word.startswith("--method.module") for word in argv)
-        if named and not os.environ.get("MEANSHIFT_TRACEBACK"):  # it may be the method's own error
+        named = any(word.startswith(("--method.module", "--views.module")) for word in argv)
+        if named and not os.environ.get("MEANSHIFT_TRACEBACK"):  # it may be the file's own error
             print_status("set MEANSHIFT_TRACEBACK=1 to see where it was raised")
         return 2
     except KeyboardInterrupt:
@@ -145,5 +148,15 @@ def _describe_lost_worker(error: RuntimeError) -> OSError:
     )
 
 
-def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    print_status(f"warning: {message}")
+def _warning_printer() -> Callable[..., None]:
+    """What prints warnings; a note only once, as a command may open a source several times."""
+    notes = set[str]()
+
+    def print_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        if not issubclass(category, Note):
+            print_status(f"warning: {message}")
+        elif str(message) not in notes:
+            notes.add(str(message))
+            print_status(str(message))
+
+    return print_warning

@@ -88,3 +88,20 @@ def output_dir(args: argparse.Namespace, spec: str, specs: Collection[str]) -> P
     if out is None or len(specs) == 1:
         return out
     return out / re.sub(r"[^\w.-]+", "-", spec.strip("/"))
+
+
+def add_bands(parser: argparse.ArgumentParser) -> None:
+    """Which channels of a sample are shown."""
+    parser.add_argument(
+        "--bands",
+        type=_bands,
+        default=(),
+        metavar="R,G,B",
+        help="channels shown as red, green and blue, or one as gray, from 0 [0,1,2]",
+    )
+
+
+def _bands(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise argparse.ArgumentTypeError(f"got {text!r}, need numbers from 0, as 3,2,1")
+    return tuple(map(int, text.split(",")))

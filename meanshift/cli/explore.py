@@ -6,12 +6,15 @@ import argparse
 import sys
 from pathlib import Path
 
+from meanshift.cli.arguments import add_bands
+
 HELP = "the live page: map, neighbors, search, outliers"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_directory", type=Path, metavar="RUN", help="may still be training")
     parser.add_argument("--data", metavar="SOURCE", help="where its images are now")
+    add_bands(parser)
     parser.add_argument("--metadata", type=Path, metavar="CSV", help="file,column,... to color by")
     parser.add_argument("--host", default="127.0.0.1", help="[127.0.0.1]; others need a token")
     parser.add_argument("--port", type=int, help="[8800, or the next that is free]")
@@ -29,5 +32,6 @@ def run(args: argparse.Namespace) -> int:
         browser=not args.no_browser,
         data=args.data,
         metadata=args.metadata,
+        bands=args.bands,
     )
     return 0

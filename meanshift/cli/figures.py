@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from meanshift.cli.arguments import add_bands
 from meanshift.config.parsing import need
 from meanshift.viz.figures import NAMES
 
@@ -16,6 +17,7 @@ HELP = "the paper's figures of one or more runs, as PNG and SVG"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories")
     parser.add_argument("--data", metavar="SOURCE", help="where their images are now")
+    add_bands(parser)
     parser.add_argument(
         "--only",
         nargs="+",
@@ -48,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         value = getattr(args, name)
         need(0 <= value <= 1000, f"--{name}", value, "1 to 1000")
     need(0 <= args.seed < 2**63, "--seed", args.seed, "0 up to below 2^63")
-    runs = open_runs(args.runs, data=args.data)
+    runs = open_runs(args.runs, data=args.data, bands=args.bands)
     out: Path | None = args.out
     if out is not None and out.exists() and not out.is_dir():
         raise ValueError(f"--out: {out} is a file; need a folder for the figures")

@@ -76,16 +76,16 @@ def describe_few_epochs(config: Config) -> str:
 
 def make_knn_monitor(config: Config, train: Source, validation: Source | None) -> Monitor | None:
     """k-NN on the validation images; the training loop itself imports no evaluation."""
+    from meanshift.data import describe_splits
     from meanshift.evaluation.knn import KNNMonitor
 
+    counts = describe_splits({"train": train, "validation": validation})
     if validation is None or not train.labeled or not validation.labeled:
-        reason = "no validation images" if validation is None and train.labeled else "no labels"
-        print_status(f"{train.name}: {len(train)} images, {reason}: no k-NN while training")
+        missing = f"no validation {train.kind}s"
+        reason = missing if validation is None and train.labeled else "no labels"
+        print_status(f"{train.name}: {counts}; {reason}: no k-NN while training")
         return None
-    print_status(
-        f"{train.name}: {len(train)} training images, {len(validation)} validation images for "
-        f"k-NN, {len(train.classes)} classes"
-    )
+    print_status(f"{train.name}: {counts}; k-NN on the validation {train.kind}s while training")
     return KNNMonitor(
         train, validation, image_size=config.data.image_size, workers=config.data.workers
     )

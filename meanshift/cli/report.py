@@ -6,12 +6,15 @@ import argparse
 import sys
 from pathlib import Path
 
+from meanshift.cli.arguments import add_bands
+
 HELP = "one self-contained HTML page about one or more runs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories")
     parser.add_argument("--data", metavar="SOURCE", help="where their images are now")
+    add_bands(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="[RUN/report.html]")
 
 
@@ -21,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.out is not None and args.out.is_dir():
         raise ValueError(f"--out: {args.out} is a folder; need a file, as {args.out}/report.html")
-    runs = open_runs(args.runs, data=args.data)
+    runs = open_runs(args.runs, data=args.data, bands=args.bands)
     for each in runs:
         try:
             _ = each.source

@@ -80,7 +80,11 @@ def load_base_config(recipe_name: str | None, file: Path | None) -> Config:
         raise ValueError(f"--config: {file}: {error}") from None
 
 
-def prescan_base_config(argv: Sequence[str]) -> Config:
+def prescan_base_config(
+    argv: Sequence[str],
+    positionals: Sequence[str] = ("recipe",),
+    options: Sequence[str] = ("--data", "--out"),
+) -> Config:
     """The recipe or file on a command line, with its method, before the other flags are known.
 
     The flags of the real parser are those of this method. What cannot be parsed is left for the
@@ -99,8 +103,9 @@ def prescan_base_config(argv: Sequence[str]) -> Config:
         for path, kind in _settings_of([*METHODS.values(), type(base.method)]).items():
             if path != "method.module":
                 _add_flag(scanner, path, kind)
-        scanner.add_argument("recipe", nargs="?")
-        for option in ("--data", "--out"):
+        for positional in positionals:
+            scanner.add_argument(positional, nargs="?")
+        for option in options:
             scanner.add_argument(option)
         namespace, unknown = scanner.parse_known_args(argv)
     except argparse.ArgumentError:

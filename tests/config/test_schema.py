@@ -15,6 +15,7 @@ from meanshift.config import (
     MSF,
     RESUME_SAFE,
     Config,
+    SampleSpec,
     check_setting_name,
     differences,
     resume_safe,
@@ -88,6 +89,31 @@ def test_tuples_come_from_lists_and_from_text():
     assert change(views__crop_area=[0.3, 0.9]).views.crop_area == (0.3, 0.9)
     assert change(views__crop_area="0.3,0.9").views.crop_area == (0.3, 0.9)
     assert change(views__crop_area="0.3 0.9").views.crop_area == (0.3, 0.9)
+
+
+def test_samples_are_described_in_text_and_come_back():
+    config = change(
+        data__channels="2",
+        data__dtype="int16",
+        data__range="-1000,3000",
+        data__mean="0.5,0.25",
+        data__std="0.1 0.2",
+    )
+    expected = SampleSpec(
+        channels=2, dtype="int16", range=(-1000.0, 3000.0), mean=(0.5, 0.25), std=(0.1, 0.2)
+    )
+    assert config.data.sample_spec == expected
+    assert Config.from_json(config.to_json()) == config
+    assert change(data__range="minmax").data.range == "minmax"
+    assert Config().data.with_samples(expected).sample_spec == expected
+    assert Config().data.with_samples(SampleSpec()) == Config().data
+
+
+def test_a_run_recalls_its_samples_where_nothing_is_typed():
+    run = Config().data.with_samples(SampleSpec(channels=1, mean=(0.5,), std=(0.1,)))
+    assert change(data__range="minmax").data.recalling(run).sample_spec == run.sample_spec
+    typed = change(data__range="0,9").data.recalling(run)
+    assert typed.range == (0, 9) and typed.channels == 1
 
 
 def test_validation_is_a_fraction_or_the_name_of_a_split():
@@ -184,6 +210,14 @@ def test_a_word_among_numbers_is_named():
         ("data.max_bad_fraction", 1.5, "between 0 and 1"),
         ("data.validation", 1.0, "a fraction in [0, 1)"),
         ("data.validation", -0.1, "a fraction in [0, 1)"),
+        ("data.channels", -1, "0 to 100000"),
+        ("data.dtype", "uint12", "one of auto, uint8"),
+        ("data.range", (5.0, 5.0), "LOW,HIGH with LOW below HIGH"),
+        ("data.range", "percentiles", "auto or minmax"),
+        ("data.mean", "imagenet", "a number for each channel"),
+        ("data.std", (0.5, 0.0), "above 0"),
+        ("views.noise", -0.1, "0 or more"),
+        ("views.channel_dropout", 1.5, "a probability in [0, 1]"),
         ("views.flip", 1.1, "a probability in [0, 1]"),
         ("views.blur", -0.1, "a probability in [0, 1]"),
         ("views.solarize", 1.1, "a probability in [0, 1]"),

@@ -191,6 +191,46 @@ def test_a_flat_folder_is_evaluated_with_a_csv(call, run, tmp_path, make_images)
     assert code == 2 and "several labels" in err
 
 
+def test_the_counts_of_the_splits_are_printed_once(call, run):
+    code, _, err = call("evaluate", "knn", "cluster", run, "--compare", "pixels")
+    assert code == 0, err
+    counts = "train 24 images of 2 classes (12 each); test 8 images of 2 classes (4 each)"
+    assert err.count(counts) == 1
+
+
+@pytest.mark.filterwarnings("default")
+def test_groups_stay_whole_from_training_to_evaluation(call, tmp_path, make_images, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    layout = {f"{'ab'[patient % 2]}/p{patient}": 4 for patient in range(10)}
+    make_images(tmp_path / "scans", layout, size=(20, 24))
+    options = ["--data", "scans", "--out", "run", "--data.group", "folder:2"]
+    code, _, err = call("pretrain", "small-resnet18", *options, "--data.validation", "0.4", *TINY)
+    assert code == 0, err
+    assert "train 24 images of 2 classes (12 each), 6 groups; validation 16 images" in err
+    assert read_json(tmp_path / "run/config.json")["data"]["group"] == "folder:2"
+    code, _, err = call("evaluate", "knn", "run")
+    assert code == 0 and "(8 each), 4 groups" in err and "validation images of the run" in err
+    assert read_json(tmp_path / "run/results/knn.json")["card"]["group"] == "folder:2"
+    code, _, err = call("evaluate", "knn", "run", "--group", "none")
+    assert code == 0 and "25% split off" in err and "groups" not in err
+    assert read_json(tmp_path / "run/results/knn-group-none.json")["card"]["group"] == "none"
+    code, _, err = call("evaluate", "knn", "run", "--group", "folder")
+    assert code == 2 and "data.group: got 'folder', need a CSV" in err
+
+
+@pytest.mark.filterwarnings("default")
+def test_folders_that_are_taken_as_splits_are_named(call, run, tmp_path, make_images):
+    layout = {"Training/a": 3, "Training/b": 2, "Testing/a": 1, "Testing/b": 1}
+    brain = make_images(tmp_path / "brain", layout, size=(20, 24))
+    options = ["--data", brain, "--ks", "1", "--compare", "pixels"]
+    code, _, err = call("evaluate", "knn", run, *options)
+    note = (
+        f"{brain}: its folders are taken as splits, not as classes: Training/ is train (5 images)"
+    )
+    assert code == 0 and len([line for line in err.splitlines() if line.startswith(note)]) == 1
+    assert "train 5 images of 2 classes (a: 3, b: 2); test 2 images of 2 classes (1 each)" in err
+
+
 def test_embed_writes_the_backbones_output(call, run, photos, tmp_path):
     for name in ("out.npz", "out.parquet"):
         code, out, err = call("embed", run, photos, "--out", tmp_path / name)

@@ -1,0 +1,440 @@
+"""The Python API: train, load, embed, search and evaluate in a few lines.
+
+Data is a SOURCE as on the command line (a folder, a file, a name), or it is in memory: a list of
+samples, one array (n, ...), a torch Dataset, or a mapping of splits (`train`, `val`, `test`) to any
+of them. A sample is a path, a PIL image, a numpy array or a tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import shutil
+import signal
+import tempfile
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from meanshift.config import Config
+from meanshift.config import settings as all_settings
+from meanshift.config.methods import settings_class
+from meanshift.config.parsing import close
+from meanshift.config.recipes import RECIPES, describe
+from meanshift.config.recipes import recipe as find_recipe
+from meanshift.config.samples import Kind
+from meanshift.data import Source, Subset, UnreadableSample, open_source
+from meanshift.data.folder import FolderSource
+from meanshift.data.in_memory import IN_MEMORY, SampleSource, as_source, is_array, prepare
+from meanshift.data.open import SourceSpec
+from meanshift.evaluation import PROTOCOLS
+from meanshift.evaluation.context import (
+    EncoderContext,
+    EvaluationContext,
+    FeatureSet,
+    source_places,
+)
+from meanshift.evaluation.knn import KNNMonitor
+from meanshift.evaluation.knn import neighbors as nearest
+from meanshift.evaluation.result import Result
+from meanshift.models.features import BATCH_SIZE, extract_features
+from meanshift.models.weights import Weights, export, load_weights
+from meanshift.runtime.signals import Stopped
+from meanshift.training.loop import pretrain
+
+_DIMENSIONS = {"image": 3, "signal": 2, "vector": 1}  # of one sample
+
+Sample = str | Path | Image.Image | np.ndarray | Tensor
+"""one image: a path, a PIL image, or an array with the channels first or last"""
+Data = str | Path | Iterable[Sample] | Dataset[Any] | Source | Mapping[str, Any]
+"""a SOURCE or samples in memory; a mapping has them by split"""
+
+
+def fit(
+    data: Data,
+    y: Any = None,
+    *,
+    out: Path | str | None = None,
+    recipe: str | Config = "small",
+    **settings: Any,
+) -> Model:
+    """Train a model, or continue the run in `out` that was stopped; return the trained model.
+
+    Without `out` the run is in a temporary directory, which is deleted with the model. `y` are the
+    labels of samples in memory, for the k-NN monitor and for metrics: only supervised methods train
+    with them.
+
+    A setting of a run is a keyword by its own name, as `epochs=3`, or by its group and name, as
+    `optim__name="adamw"`, where several groups have the name. `method`, `encoder` and `optim` stand
+    for the `name` of their group: `method="byol"`.
+
+    >>> model = fit("photos/", out="runs/photos", k=5, epochs=2)
+    """
+    source = _source_spec(data, y)
+    name = source if isinstance(source, str) else IN_MEMORY
+    config = _configure(recipe, settings).with_overrides({"data.source": name})
+    temporary = None if out is not None else _TemporaryFolder()
+    folder = temporary.path if temporary is not None else Path(str(out))
+    splits = None if isinstance(source, str) else source
+    try:
+        pretrain(config, folder, data=splits, make_monitor=_make_monitor)
+    except Stopped as stopped:
+        if stopped.code != 128 + signal.SIGINT:
+            raise
+        lost = "stopped; the run was temporary: give out=FOLDER to continue one"
+        # An interactive session goes on.
+        raise KeyboardInterrupt(lost if temporary is not None else str(stopped)) from None
+    return Model(load_weights(folder), source, config.train.device, temporary)
+
+
+def load(weights: Path | str, *, device: str = "auto") -> Model:
+    """Load a model: a run, a checkpoint, an exported or third-party file, or a name of weights.
+
+    >>> model = load("runs/photos")
+    >>> load("meanshift:cifar10-small").weights.image_size
+    32
+    """
+    return Model(load_weights(weights), device=device)
+
+
+@dataclass(frozen=True)
+class Neighbors:
+    """The samples that are most similar to another one, the most similar first."""
+
+    indices: Int[np.ndarray, " k"]
+    """in the samples that were searched"""
+    similarities: Float[np.ndarray, " k"]
+    """cosine of the angle between the embeddings: 1 is the same direction"""
+    paths: list[str]
+    """files, or the titles of samples that have none"""
+
+
+class Model:
+    """A trained encoder with its preprocessing.
+
+    >>> model = load("runs/photos")
+    >>> features = model.embed(["a.jpg", "photos/b/0.png"])
+    >>> model.neighbors("photos/b/0.png", k=5).paths[0]
+    'photos/b/0.png'
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        data: SourceSpec | None = None,
+        device: str = "auto",
+        temporary: _TemporaryFolder | None = None,
+    ) -> None:
+        if temporary is not None:
+            weights = replace(weights, output_dir=temporary.path)
+        self.weights = weights
+        self._data = data
+        self._device = device
+        self._temporary = temporary
+        self._context = EncoderContext(weights, device=device)
+
+    def __repr__(self) -> str:
+        size = self.weights.image_size
+        return f"Model({self.weights.spec!r}: {self.weights.title}; images of {size} pixels)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Model, (self.weights, self._data, self._device, self._temporary)
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The network, for torch: normalized images in, features out."""
+        return self._context.backbone
+
+    @property
+    def config(self) -> Config | None:
+        """The settings of the run; None for weights of another program."""
+        return self.weights.config
+
+    def embed(
+        self, samples: Sample | Iterable[Sample] | Dataset[Any], *, batch_size: int = BATCH_SIZE
+    ) -> Float[np.ndarray, "n features"]:
+        """The features of samples, one row each; one sample gives one row.
+
+        An array is one sample or, with a dimension more, several: an image has up to 3 dimensions,
+        a signal up to 2, a vector 1. Samples are resized, cropped and normalized as by `evaluate`.
+        A sample that cannot be read raises a ValueError.
+
+        >>> len(load("runs/photos").embed("a.jpg"))
+        1
+        """
+        several = _several(samples, self._kind)
+        if not isinstance(several, list):
+            return self._extract(self._as_source(several), batch_size).numpy()
+        # Arrays are enlarged and files are not, also where they are in one list.
+        groups: dict[Any, list[int]] = {}
+        for index, sample in enumerate(several):
+            prepare(sample, f"sample {index}", self._kind)
+            groups.setdefault(getattr(sample, "shape", None), []).append(index)
+        parts = [
+            self._extract(self._as_source([several[i] for i in indices]), batch_size, indices)
+            for indices in groups.values()
+        ]
+        if not parts:
+            raise ValueError("embed: got no samples; need at least one")
+        order = torch.tensor([index for indices in groups.values() for index in indices])
+        return torch.cat(parts)[order.argsort()].numpy()
+
+    def neighbors(self, sample: Sample, k: int = 5, *, data: Data | None = None) -> Neighbors:
+        """The `k` samples of `data` (default: what the run was trained on) nearest to a sample.
+
+        The features of `data` are extracted once and cached. If the sample itself is among them,
+        it is found first, with similarity 1.
+        """
+        if data is None:
+            features = self._own_features
+        else:
+            features = self._context.features(open_source(_source_spec(data))["train"])
+        searched = features.source
+        if not 1 <= k <= len(searched):
+            raise ValueError(
+                f"k: got {k}, need 1 to {len(searched)}: {searched.name} has {len(searched)} "
+                f"readable samples"
+            )
+        several = _several(sample, self._kind)
+        if len(several) != 1:
+            raise TypeError(f"neighbors: got {len(several)} samples, need one; call it for each")
+        query = (
+            self._as_source(several) if searched.uniform else SampleSource(several, kind=self._kind)
+        )
+        found = nearest(features.features, self._extract(query), k, device=self._context.device)
+        ((indices, similarities),) = found
+        rows = indices[0]
+        in_source = searched.indices[rows] if isinstance(searched, Subset) else rows
+        paths = [_path(searched, int(row)) for row in rows]
+        return Neighbors(in_source.numpy(), similarities[0].numpy(), paths)
+
+    @property
+    def _kind(self) -> Kind:
+        """What the network takes."""
+        spec = self.weights.sample_spec
+        return "image" if spec is None else spec.kind
+
+    def _as_source(self, samples: Any) -> Source:
+        return as_source(samples, kind=self._kind)
+
+    def save(self, path: Path | str) -> Path:
+        """Export the backbone to a .safetensors, .pt or .pth file; `load` and torch read it."""
+        return export(self.weights, Path(path))
+
+    @functools.cached_property
+    def _own_features(self) -> FeatureSet:
+        """The features of the samples that the run was trained on, of the whole train split."""
+        return self._context.features(open_source(self._own_data)["train"])
+
+    @property
+    def _own_data(self) -> SourceSpec:
+        if self._data is not None:
+            return self._data
+        if self.config is None:
+            raise ValueError(f"{self.weights.spec}: is no run, so give samples: data=...")
+        return source_places(self.weights, self.config)[0]
+
+    def _extract(
+        self, source: Source, batch_size: int = BATCH_SIZE, indices: Sequence[int] = ()
+    ) -> Float[Tensor, "n features"]:
+        """The features of a source, or an error that names a sample that cannot be read."""
+        context = self._context
+        bad: dict[int, UnreadableSample] = {}
+        rows = extract_features(
+            context.backbone,
+            context.adapted(source),
+            image_size=context.image_size,
+            device=context.device,
+            batch_size=batch_size,
+            bad=bad,
+        )
+        for index, error in bad.items():
+            place = indices[index] if indices else index
+            title = error.title if error.title != f"#{index}" else f"sample {place}"
+            raise ValueError(f"{title} cannot be read ({error.reason}); repair it or leave it out")
+        return rows
+
+
+@overload
+def evaluate(
+    model: Model | Path | str,
+    name: str,
+    /,
+    *,
+    data: Data | None = None,
+    y: Any = None,
+    **options: Any,
+) -> Result: ...
+
+
+@overload
+def evaluate(
+    model: Model | Path | str,
+    first: str,
+    second: str,
+    /,
+    *names: str,
+    data: Data | None = None,
+    y: Any = None,
+    **options: Any,
+) -> dict[str, Result]: ...
+
+
+def evaluate(
+    model: Model | Path | str,
+    /,
+    *names: str,
+    data: Data | None = None,
+    y: Any = None,
+    **options: Any,
+) -> Result | dict[str, Result]:
+    """Evaluate a model, or what `load` takes, by one protocol or by several, on labeled samples.
+
+    Returns a `Result`, whose `metrics` are numbers by name, or results by the name of the protocol.
+    `data` is by default what the run was trained on; its validation samples are then tested.
+    Options are those of the protocols (as `ks` of knn) and of `EvaluationContext`. As after
+    `meanshift evaluate`, results and features are also files: in the run, or in `evaluations/`.
+
+    >>> accuracy = evaluate("runs/photos", "knn", data="photos/").metrics["1-NN"]
+    """
+    protocols = {name: _protocol(name) for name in names}
+    if not protocols:
+        raise ValueError(f"evaluate: need a protocol: {', '.join(PROTOCOLS)}")
+    by_protocol = {name: inspect.signature(run).parameters for name, run in protocols.items()}
+    of_context = set(_names(EncoderContext) + _names(EvaluationContext))
+    known = of_context.union(*by_protocol.values()) - {"weights", "context", "like"}
+    for name in options:
+        if name not in known:
+            near = close(name, sorted(known), sorted(known))
+            raise ValueError(f"{', '.join(names)}: unknown option {name!r}; did you mean {near}?")
+    if y is not None and data is None:
+        raise ValueError("y: got labels without samples; give both: data=..., y=...")
+    model = model if isinstance(model, Model) else load(model)
+    spec = model._data if data is None else _source_spec(data, y)
+    chosen = {name: value for name, value in options.items() if name in of_context}
+    context = EvaluationContext(model.weights, spec, **{"device": model._device, **chosen})
+    results = {}
+    for name, run in protocols.items():
+        taken = {key: value for key, value in options.items() if key in by_protocol[name]}
+        results[name] = run(context, **taken)
+        context.save(results[name])
+    return results[names[0]] if len(names) == 1 else results
+
+
+def recipes() -> dict[str, str]:
+    """Every recipe by name, with its hardware, time and result; `fit(recipe=NAME)`."""
+    return {name: describe(name) for name in RECIPES}
+
+
+def _source_spec(data: Any, y: Any = None) -> SourceSpec:
+    """What `open_source` takes: a text, or splits of samples in memory."""
+    if isinstance(data, (str, Path)):
+        if y is not None:
+            raise ValueError(
+                f"y: {data} has its own labels (class folders, labels.csv); leave y out"
+            )
+        return str(data)
+    if not isinstance(data, Mapping):
+        return {"train": as_source(data, y)}
+    labels = {} if y is None else y
+    if "train" not in data or not isinstance(labels, Mapping) or labels.keys() - data.keys():
+        raise ValueError(
+            f"got the splits {', '.join(map(str, data)) or 'none'}; need train, and y (if it is "
+            f"given) as a mapping with the same names"
+        )
+    return {name: as_source(part, labels.get(name)) for name, part in data.items()}
+
+
+def _configure(recipe: str | Config, given: Mapping[str, Any]) -> Config:
+    """The configuration of a recipe with settings that are given as keywords."""
+    base = find_recipe(recipe) if isinstance(recipe, str) else recipe
+    method = given.get("method", given.get("method__name", ""))
+    module = given.get("method__module", "")
+    kind = settings_class(method, module) if method or module else type(base.method)
+    paths = [path for path, *_ in all_settings(kind)]
+    return base.with_overrides({_setting_path(name, paths): given[name] for name in given})
+
+
+def _setting_path(name: str, paths: Sequence[str]) -> str:
+    """The dotted name of a setting that is given as a keyword."""
+    if name in ("source", "data__source"):
+        raise ValueError(f"{name}: the samples are the first argument of fit")
+    if "__" in name:
+        return name.replace("__", ".", 1)  # checked with the others
+    if f"{name}.name" in paths:
+        return f"{name}.name"
+    found = [path for path in paths if path.partition(".")[2] == name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        keywords = " or ".join(path.replace(".", "__") for path in found)
+        raise ValueError(f"{name}: is a setting of several groups; write {keywords}")
+    names = sorted({path.partition(".")[2] for path in paths})
+    near = close(name, names, ["one of " + ", ".join(names)])
+    raise ValueError(f"unknown setting {name!r}; did you mean {near}?")
+
+
+def _make_monitor(config: Config, train: Source, validation: Source | None) -> KNNMonitor | None:
+    """k-NN on the validation samples, where there are labels."""
+    if validation is None or not train.labeled or not validation.labeled:
+        return None
+    size, workers = config.data.image_size, config.data.workers
+    return KNNMonitor(train, validation, image_size=size, workers=workers)
+
+
+class _TemporaryFolder:
+    """A folder that is deleted with this object; a copy of the object has another one."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="meanshift-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _TemporaryFolder, ()
+
+
+def _several(samples: Any, kind: Kind) -> Any:
+    """Samples as a list, or as one array or Dataset; one sample alone becomes a list of one."""
+    if isinstance(samples, (str, Path)) and Path(samples).is_dir():
+        raise ValueError(
+            f"{samples}: is a folder, need files: sorted(Path({str(samples)!r}).glob('*.jpg'))"
+        )
+    if is_array(samples):
+        return [samples] if samples.ndim <= _DIMENSIONS[kind] else samples
+    if isinstance(samples, (Dataset, Source)):
+        return samples
+    alone = isinstance(samples, (str, Path, Image.Image)) or not isinstance(samples, Iterable)
+    return [samples] if alone else list(samples)
+
+
+def _path(source: Source, index: int) -> str:
+    """The file of a sample, or its title where it has none."""
+    title = source.title(index)
+    while isinstance(source, Subset):
+        source = source.source
+    return str(source.root / title) if isinstance(source, FolderSource) else title
+
+
+def _protocol(name: str) -> Any:
+    """The function of a protocol that needs nothing but features."""
+    if name not in PROTOCOLS:
+        near = close(name, list(PROTOCOLS), list(PROTOCOLS))
+        raise ValueError(f"evaluate: got {name!r}; did you mean {near}?")
+    if name in ("transfer", "detect"):
+        raise ValueError(f"{name}: has datasets of its own; type: meanshift evaluate {name} RUN")
+    return importlib.import_module(PROTOCOLS[name]).evaluate
+
+
+def _names(kind: type) -> list[str]:
+    """The names of the arguments of a class, without those that collect others."""
+    return [name for name in inspect.signature(kind).parameters if name not in ("options", "data")]
