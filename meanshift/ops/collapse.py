@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -99,4 +101,29 @@ def collapse_warning(
     return (
         f"collapse: the embeddings have lost their variety ({agreement_text}spread {spread:.2f}, "
         f"effective rank {rank:.1f}); likely cause: {hint}"
+    )
+
+
+PARTIAL_RANK = 4.0
+"""effective rank below which embeddings have partially collapsed, if it stays there"""
+
+
+def partial_collapse_warning(
+    ranks: Sequence[float], *, shape: tuple[int, int], hint: str
+) -> str | None:
+    """Return a warning if embeddings of this shape have been in few dimensions for long.
+
+    `ranks` are the effective ranks since the last quarter of the run began, of an epoch or more:
+    healthy runs can pass through a low rank early and leave it again. The views may agree only
+    modestly, so `collapse_warning` is silent.
+    """
+    rows, dim = shape
+    if dim < 4 * PARTIAL_RANK or rows < 16 * PARTIAL_RANK or not ranks:
+        return None
+    if max(ranks) >= PARTIAL_RANK:
+        return None
+    return (
+        f"partial collapse: the embeddings have stayed in {ranks[-1]:.1f} of {dim} dimensions "
+        f"(effective rank), so the features may be worse than before training: meanshift evaluate "
+        f"knn RUN --compare untrained:RUN tells; likely cause: {hint}"
     )

@@ -100,6 +100,9 @@ class Console:
         if self.bar.disable and steps:
             seconds = time.perf_counter() - self.start_time
             remaining = tqdm.format_interval(seconds / steps * (self.total_steps - self.step))
-            parts += [f"{steps * self.batch_size / seconds:.0f} {self.kind}s/s", f"{remaining} left"]
+            parts += [
+                f"{steps * self.batch_size / seconds:.0f} {self.kind}s/s",
+                f"{remaining} left",
+            ]
         if len(parts) > 1:
             self.print("  ".join(parts))

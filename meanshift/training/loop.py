@@ -92,6 +92,7 @@ def train(session: Session) -> None:
                 log_metrics(session, epoch, scheduled)
             if epoch_ends:
                 check_weights(session)
+                check_rank(session, epoch)
                 evaluate = schedule.is_due(epoch, settings.monitor_every)
                 console.end_epoch(epoch, observe(session, epoch, evaluate=evaluate))
             keep = epoch_ends and schedule.is_due(epoch, settings.keep_every)
@@ -152,6 +153,27 @@ def log_metrics(session: Session, epoch: int, scheduled: dict[str, float | int])
         hint=session.method.collapse_hint(),
     )
     if warning and not session.collapsed:
+        session.collapsed = True
+        session.warn("collapse", warning)
+
+
+def check_rank(session: Session, epoch: int) -> None:
+    """Warn of embeddings that have been in few dimensions for a quarter of the run so far."""
+    own = session.state.embeddings.own
+    assert own is not None
+    if session.collapsed or epoch < 2 or not session.run_directory.writes:
+        return
+    if collapse.effective_rank(own) >= collapse.PARTIAL_RANK:  # then its history need not be read
+        return
+    since = epoch - max(1, epoch // 4)
+    lines = session.run_directory.read("metrics.jsonl")
+    ranks = [line["effective_rank"] for line in lines if line["epoch"] > since and "loss" in line]
+    warning = collapse.partial_collapse_warning(
+        ranks,
+        shape=(len(own) * distributed.world_size(), own.shape[1]),
+        hint=session.method.collapse_hint(),
+    )
+    if warning:
         session.collapsed = True
         session.warn("collapse", warning)
 

@@ -303,9 +303,7 @@ def _prepare(
         start=start,
         trained_second=trained_second(config.optim, method),
         monitor=make_monitor(config, source, validation) if make_monitor else None,
-        console=Console(
-            schedule, train.batch_size, kind=source.kind, shown=run_directory.writes
-        ),
+        console=Console(schedule, train.batch_size, kind=source.kind, shown=run_directory.writes),
         trackers=Trackers(config, run_directory),
     )
 

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from meanshift.ops.collapse import (
+    PARTIAL_RANK,
     collapse_warning,
     effective_rank,
     lidar,
     neighbor_stability,
+    partial_collapse_warning,
     rankme,
     spread,
 )
@@ -187,3 +189,23 @@ def test_lidar_does_not_count_what_differs_between_views():
     assert lidar(views) == pytest.approx(4, abs=0.3)
     assert effective_rank(views.flatten(0, 1)) > 5
     assert lidar(torch.full((5, 3, 4), math.nan)) == 0
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shape", "warned"),
+    [
+        ([3.9, 2.0], (1024, 128), True),
+        ([4.1, 2.0], (1024, 128), False),  # it has only just fallen
+        ([2.0, 4.1], (1024, 128), False),  # it has recovered
+        ([2.0, 2.0], (1024, 8), False),  # few dimensions are all there are
+        ([2.0, 2.0], (32, 128), False),  # few rows have a low rank whatever they are
+        ([], (1024, 128), False),
+    ],
+)
+def test_a_warning_of_partial_collapse_where_the_rank_stays_low(ranks, shape, warned):
+    warning = partial_collapse_warning(ranks, shape=shape, hint=HINT)
+    assert (warning is not None) == warned
+    if warning:
+        assert warning.startswith("partial collapse: the embeddings have stayed in 2.0 of 128")
+        assert HINT in warning
+        assert max(ranks) < PARTIAL_RANK
