@@ -93,6 +93,7 @@ class MeanShiftEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
                 save_every=1e9,
             )
         self.backbone_ = model.backbone.eval()
+        assert model.weights.sample_spec is not None
         self.sample_spec_ = model.weights.sample_spec
         self._n_features_out = self.backbone_.features
         self.n_iter_ = self.max_iter

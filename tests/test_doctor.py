@@ -128,6 +128,9 @@ def test_16_bit(tmp_path, diagnose):
     low, high = found.inspection.spec.range
     assert 0 <= low < 50
     assert 4000 < high < 4096
+    ranged = diagnose(tmp_path / "scans", settings={"data.range": "-100,5000"})
+    assert ranged.inspection.spec.range == (-100.0, 5000.0)
+    assert typed_config(ranged.advice.command).data.range == (-100.0, 5000.0)
 
 
 def test_leaking(tmp_path, make_images, diagnose):
@@ -275,6 +278,21 @@ def test_the_bank_grows_with_the_samples(count, bank):
     assert advised.config.method.bank_size == bank
     (size,) = [choice for choice in advised.choices if choice.name == "image size"]
     assert (size.value, advised.config.data.image_size) == ("64", 64)
+
+
+def test_a_bank_that_keeps_views_of_the_same_image_is_no_larger_than_the_data():
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 80, 80, 3), dtype=np.uint8)
+    found = inspection.inspect({"train": ArraySource(pixels, None, name="made")}, Data())
+    for count, batch, bank in ((600, 128, 1024), (12, 4, 512)):
+        advised = advice.advise(
+            "made", found, train=count, uniform=True, recipe_name="imagenet-r50", typed={}
+        )
+        assert advised.config.method.bank_size == bank
+        assert advised.config.train.batch_size == batch
+    paper = advice.advise(
+        "made", found, train=10**6, uniform=True, recipe_name="imagenet-r50", typed={}
+    )
+    assert paper.config.method.bank_size == 128_000
 
 
 def test_workers_are_one_for_each_core(monkeypatch):

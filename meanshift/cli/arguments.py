@@ -23,6 +23,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
+        self._negative_number_matcher = re.compile(r"-[\d.][\d.,e+-]*$")  # also -1000,1000
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         spelling = {_dashed(option): option for option in self._option_string_actions}

@@ -253,7 +253,7 @@ def _evaluate_features(args: argparse.Namespace, names: list[str], specs: dict[s
         if first is None:
             first = context
             print_status(f"{context.data}: {context.counts}")
-        print_status(f"{spec}: {weights.title}; {context.data}: {context.split}")
+        print_status(f"{spec}: {context.weights.title}; {context.data}: {context.split}")
         for name in names:
             protocol = importlib.import_module(PROTOCOLS[name])
             result = protocol.evaluate(context, **options.get(name, {}))

@@ -67,12 +67,12 @@ class Data:
     @property
     def sample_spec(self) -> SampleSpec:
         """What the network sees; what is still `auto` counts as for 8-bit RGB images."""
-        known = {
+        known: dict[str, Any] = {
             name: value
-            for name in ("kind", "dtype", "range", "mean", "std")
-            if (value := getattr(self, name)) not in ("auto", "minmax")
+            for name in ("kind", "channels", "dtype", "range", "mean", "std")
+            if (value := getattr(self, name)) not in ("auto", "minmax", 0)
         }
-        return SampleSpec(**known, **({"channels": self.channels} if self.channels else {}))
+        return SampleSpec(**known)
 
     def with_samples(self, spec: SampleSpec) -> Data:
         """The settings of a source with such samples; 8-bit RGB images leave them as they are."""
@@ -330,10 +330,10 @@ class Config:
             self._undo_method(groups)
             groups |= {
                 "method": dataclasses.asdict(method),
-                "views": dataclasses.asdict(Views()),
+                "views": dataclasses.asdict(self.views.without_image_operators()),
                 "optim": dataclasses.asdict(Optim()),
             }
-            size = int(overrides.get("data.image_size", self.data.image_size))
+            size = self._image_size or int(overrides.get("data.image_size", self.data.image_size))
             overrides = {**method.defaults_for(size), **overrides, "method.name": method.name}
         if overrides.get("encoder.weights") and not self.encoder.weights:
             _keep_given_weights(groups)
@@ -343,10 +343,16 @@ class Config:
             groups[group][field_name] = value
         return Config.from_dict(groups)
 
+    @property
+    def _image_size(self) -> int:
+        """What the settings of a method depend on: vectors and signals count as small images."""
+        return 32 if self.encoder.name in ("mlp", "conv1d") else 0
+
     def _undo_method(self, groups: dict[str, dict[str, Any]]) -> None:
         """Set what the present method has declared to the defaults, where it still is so."""
         defaults = Config().to_dict()
-        for path, value in self.method.defaults_for(self.data.image_size).items():
+        size = self._image_size or self.data.image_size
+        for path, value in self.method.defaults_for(size).items():
             group, _, name = path.partition(".")
             if group != "method" and groups[group][name] == value:
                 groups[group][name] = defaults[group][name]

@@ -122,6 +122,11 @@ class Views:
             "three values in [0, 1] and a hue in [0, 0.5]",
         )
 
+    def without_image_operators(self) -> Views:
+        """The defaults with only those operators of these that a method does not choose."""
+        names = ("noise", "channel_dropout", "mix", "gain", "mask", "module")
+        return replace(Views(), **{name: getattr(self, name) for name in names})
+
     def spec(self, name: str, strength: Strength, *, index: int) -> ViewSpec:
         """The view number `index` of a method: weak is crop and flip, strong adds color operators.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -204,7 +205,9 @@ def _read_member(path: Path, key: str) -> np.ndarray:
         return array
 
 
-def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def read_header(
+    file: IO[bytes] | io.BufferedIOBase,
+) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Shape, order and type of the array of an .npy file; its values follow in the file."""
     major, _ = np.lib.format.read_magic(file)
     formats = np.lib.format

@@ -52,7 +52,7 @@ def match_channels(
         shape[channel_dim] = 3
         return stored.expand(shape)
     if spec.kind == "image" and channels == 3 and spec.channels == 1:
-        red, green, blue = stored.movedim(channel_dim, 0).float()
+        red, green, blue = stored.movedim(channel_dim, 0).float().unbind()
         gray = _GRAY[0] * red + _GRAY[1] * green + _GRAY[2] * blue
         gray = gray if stored.is_floating_point() else gray.round()
         return gray.to(stored.dtype).unsqueeze(channel_dim)

@@ -28,7 +28,8 @@ def read_frame(file: Stream, title: str, frame: int = 0) -> np.ndarray:
     Black is low also where the file says that it is high (MONOCHROME1).
     """
     dataset = _open(file, title)
-    from pydicom.pixels import apply_color_lut, apply_rescale, pixel_array
+    from pydicom.pixels.processing import apply_color_lut, apply_rescale
+    from pydicom.pixels.utils import pixel_array
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of values that do not follow the standard

@@ -49,9 +49,9 @@ def measure(source: Source, settings: Data | None = None) -> SampleSpec:
     """
     settings = settings or Data()
     looked_at, transparent = _look_at(source)
-    if not looked_at:
-        return settings.sample_spec
     kind = source.kind
+    if not looked_at:
+        return _of_unreadable(source, settings)
     if settings.kind not in ("auto", kind):
         raise ValueError(
             f"data.kind: got {settings.kind}, and {source.name} holds {kind}s; arrays of signals "
@@ -86,6 +86,19 @@ def measure(source: Source, settings: Data | None = None) -> SampleSpec:
         values_range = _range(source, spec, minmax=settings.range == "minmax")
     spec = dataclasses.replace(spec, range=values_range)
     return _with_moments(source, spec, settings)
+
+
+def _of_unreadable(source: Source, settings: Data) -> SampleSpec:
+    """The settings for images, which are named as they are met; signals have no usual channels."""
+    if source.kind != "image":
+        try:
+            source.read(0)
+        except UnreadableSample as error:
+            raise ValueError(
+                f"{source.name}: none of the first {source.kind}s can be read; {error.title}: "
+                f"{error.reason}"
+            ) from None
+    return settings.sample_spec
 
 
 def _look_at(source: Source) -> tuple[list[Tensor], int]:

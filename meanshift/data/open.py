@@ -102,9 +102,9 @@ def _open(spec: SourceSpec, labels: Path | None) -> Mapping[str, Source]:
         return torchvision_datasets.read_named(spec.lower())
     found = "a file of no known ending" if path.exists() else "nothing there"
     raise ValueError(
-        f"{spec}: {found}; need a folder of images or signals, a file of samples (.npz, .npy) or of "
-        f"vectors (.parquet), tar shards (a folder, "
-        f"photos-*.tar, https://host/photos-{{000..012}}.tar), a Hugging Face dataset (hf:NAME, "
+        f"{spec}: {found}; need a folder of images or signals, an .npz or .npy file, vectors in a "
+        f".parquet file, tar shards (a folder, photos-*.tar, "
+        f"https://host/photos-{{000..012}}.tar), a Hugging Face dataset (hf:NAME, "
         f"hf:PATH, hf+stream:NAME, hf+stream:FILES.parquet), `sample`, or one of "
         f"{', '.join(torchvision_datasets.NAMES)}"
     )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from meanshift.data.arrays import ArraySource, split_vectors
+from meanshift.runtime.errors import Note
 from meanshift.runtime.extras import require
 
 _LABELS = ("label", "labels", "target", "class", "y")
+_NO_VALUES = {*_LABELS, "split", "file", "id", "__index_level_0__"}  # the last is pandas's index
 _EMBEDDINGS = ("embedding", "embeddings", "features", "vector", "x")
 
 
@@ -52,13 +55,18 @@ def _vectors(table: Any, path: Path) -> np.ndarray:
         rows = table.column(chosen).to_pylist()
         if len({None if row is None else len(row) for row in rows}) != 1 or rows[0] is None:
             raise ValueError(f"{path}: the lists of `{chosen}` differ in length; need one length")
-        return np.asarray(rows, np.float32)
-    numbers = [
-        field.name
-        for field in table.schema
-        if (pa.types.is_floating(field.type) or pa.types.is_integer(field.type))
-        and field.name not in _LABELS
-    ]
+        try:
+            return np.asarray(rows, np.float32)
+        except (TypeError, ValueError):
+            raise ValueError(f"{path}: the lists of `{chosen}` are not numbers") from None
+    is_number = (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean)
+    columns = {field.name: field.type for field in table.schema if field.name not in _NO_VALUES}
+    numbers = [name for name, kind in columns.items() if any(test(kind) for test in is_number)]
     if not numbers:
         raise ValueError(f"{path}: has no column of numbers or of lists; need some to learn from")
-    return np.stack([table.column(name).to_numpy().astype(np.float32) for name in numbers], 1)
+    others = [name for name in columns if name not in numbers]
+    if others:
+        note = f"{path}: {len(others)} columns are not numbers and left out: {', '.join(others)}"
+        warnings.warn(note, Note, stacklevel=4)
+    floats = [table.column(name).cast(pa.float32(), safe=False) for name in numbers]
+    return np.stack([column.to_numpy() for column in floats], 1)

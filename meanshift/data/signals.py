@@ -20,9 +20,9 @@ from meanshift.runtime.extras import require
 
 SUFFIXES = frozenset(".wav .flac .ogg .mp3 .npy".split())
 _WIDTHS = {
-    1: (np.uint8, 128.0, 128.0),
-    2: (np.dtype("<i2"), 0.0, 32768.0),
-    4: (np.dtype("<i4"), 0.0, 2.0**31),
+    1: ("u1", 128.0, 128.0),
+    2: ("<i2", 0.0, 2.0**15),
+    4: ("<i4", 0.0, 2.0**31),
 }
 _UNKNOWN_LENGTH = 0x7F00_0000  # bytes: programs that write to a pipe state more than that
 _LOOKED_AT = 32  # files whose sampling rate is read

@@ -184,7 +184,7 @@ class Subset(Source):
         return self.source.read(int(self.indices[index]))
 
     @property
-    def sample_spec(self) -> SampleSpec:  # type: ignore[override]
+    def sample_spec(self) -> SampleSpec:
         return self.source.sample_spec
 
     def _converted(self, spec: SampleSpec) -> Source:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from PIL import Image, ImageSequence
 from PIL import TiffImagePlugin as tags
@@ -68,8 +70,8 @@ def read_page(file: Stream, title: str, page: int = 0) -> np.ndarray:
     import tifffile
 
     with tifffile.TiffFile(file) as opened:
-        found = opened.pages[page]
-        refuse_bomb(found.imagewidth, found.imagelength, title)
+        found: Any = opened.pages[page]
+        refuse_bomb(found.keyframe.imagewidth, found.keyframe.imagelength, title)
         pixels = found.asarray()
         axes = found.axes
     if "S" in axes:

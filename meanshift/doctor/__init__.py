@@ -45,23 +45,10 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        values = dataclasses.asdict(
-            dataclasses.replace(self, advice=None, trial=None, inspection=None)
-        )
-        if self.inspection is not None:
-            values["inspection"] = dataclasses.asdict(
-                dataclasses.replace(self.inspection, readable=[])
-            )
-            del values["inspection"]["readable"]
-        if self.advice is not None:
-            values["advice"] = dataclasses.asdict(self.advice)
-        if self.trial is not None:
-            numbers = dataclasses.fields(self.trial)
-            values["trial"] = {
-                each.name: getattr(self.trial, each.name)
-                for each in numbers
-                if each.name != "pictures"
-            }
+        values = dataclasses.asdict(self)
+        for part, omitted in (("inspection", "readable"), ("trial", "pictures")):
+            if values[part] is not None:
+                del values[part][omitted]
         return values
 
 

@@ -84,7 +84,8 @@ def advise(
                 changed[path] = value
     words = ["meanshift", "pretrain", name, "--data", source, "--out", f"runs/{_run_name(source)}"]
     for path, value in {**typed, **changed}.items():
-        words += [f"--{path}", setting_text(value)]
+        shown = setting_text(value)  # after a blank, -1000,1000 would be taken for an option
+        words += [f"--{path}={shown}"] if shown.startswith("-") else [f"--{path}", shown]
     return Advice(name, choices, base.with_overrides(changed), shlex.join(words))
 
 
@@ -164,8 +165,14 @@ def _bank(base: Config, train: int) -> Choice:
     if larger > size:
         reason = f"up to a third of the {train:,} training samples"
         return Choice("bank", str(larger), reason, {"method.bank_size": larger})
+    same_image = getattr(base.method, "same_image", "")
+    if size > train and same_image == "keep":
+        rows = max(2 * base.train.batch_size, getattr(base.method, "k", 1))  # that it must have
+        smaller = min(size, max(rows, 1 << (train - 1).bit_length()))
+        reason = f"a larger one would hold several views of each of the {train} samples"
+        return Choice("bank", str(smaller), reason, {"method.bank_size": smaller})
     reason = "the recipe's"
-    if size > train and getattr(base.method, "same_image", "") == "skip":
+    if size > train and same_image == "skip":
         reason += "; views of the same sample are no neighbors"
     return Choice("bank", str(size), reason, {"method.bank_size": size})
 

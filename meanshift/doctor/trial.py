@@ -57,7 +57,7 @@ class Trial:
     steps: int
     """steps that were timed"""
     batch_size: int
-    """of the timed steps; the time of a full batch is in proportion where it is larger"""
+    """of the timed steps; time and memory of a larger batch are in proportion"""
     samples_per_second: float
     run_steps: int
     run_seconds: float
@@ -78,25 +78,17 @@ def try_steps(config: Config, train: Source, readable: list[int]) -> Trial:
     settings = config.train
     some = train.subset(torch.tensor(readable))
     device = pick_device(settings.device)
-    quick = config.with_overrides(
-        {
-            "data.validation": "none",
-            "encoder.init": "random",
-            "encoder.output": "plain",
-            "optim.heads_first": 0.0,  # steps that train only the heads would be cheaper
-            "train.batch_size": min(settings.batch_size, len(readable)),
-            "train.epochs": max(settings.epochs, 2 * _STEPS),  # enough steps of few samples
-            "train.compile": False,
-            "train.tensorboard": False,
-        }
-    )
     with (
         contextlib.redirect_stderr(io.StringIO()),
         tempfile.TemporaryDirectory() as folder,
-        open_session(quick, Path(folder) / "run", device, data={"train": some}) as session,
+        open_session(
+            _quick(config, some), Path(folder) / "run", device, data={"train": some}
+        ) as session,
     ):
         pictures = _draw_views(session)
+        memory_before = _peak_memory(device)
         steps, batch_size, seconds = _time_steps(session)
+        memory = _peak_memory(device)
         session.save()
         files = session.run_directory.checkpoints.rglob("*")
         checkpoint = sum(file.stat().st_size for file in files if file.is_file())
@@ -104,6 +96,7 @@ def try_steps(config: Config, train: Source, readable: list[int]) -> Trial:
     run_steps = len(train) // settings.batch_size * settings.epochs
     kept = settings.epochs // settings.keep_every if settings.keep_every else 0
     samples_per_second = batch_size / seconds
+    of_batch = (memory - memory_before) * settings.batch_size // batch_size
     return Trial(
         device=str(device),
         precision=precision,
@@ -115,10 +108,26 @@ def try_steps(config: Config, train: Source, readable: list[int]) -> Trial:
         samples_per_second=samples_per_second,
         run_steps=run_steps,
         run_seconds=run_steps * settings.batch_size / samples_per_second,
-        memory=_peak_memory(device),
+        memory=memory_before + of_batch,
         checkpoint=checkpoint,
         disk=(3 + kept) * checkpoint,
         pictures=pictures,
+    )
+
+
+def _quick(config: Config, some: Source) -> Config:
+    """The settings of the trial: without what is done before and after the steps of a run."""
+    return config.with_overrides(
+        {
+            "data.validation": "none",
+            "encoder.init": "random",
+            "encoder.output": "plain",
+            "optim.heads_first": 0.0,  # steps that train only the heads would be cheaper
+            "train.batch_size": min(config.train.batch_size, len(some)),
+            "train.epochs": max(config.train.epochs, 2 * _STEPS),  # enough steps of few samples
+            "train.compile": False,
+            "train.tensorboard": False,
+        }
     )
 
 

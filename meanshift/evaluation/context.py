@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +234,10 @@ class EvaluationContext(EncoderContext):
             f"seed{self.seed}" if self.seed != default_seed else "",
         )
         if isinstance(self.backbone, RawPixels):
+            if self.train_source.kind == "signal":  # as much of each as the other network sees
+                self.image_size = self.image_size if like is None else like.image_size
+            if self.train_source.kind != "image":
+                self.weights = replace(weights, title="raw values")
             self.backbone.center(self._mean_pixels())
         if weights.unmeasured:
             self._measure_batch_norm()

@@ -17,7 +17,7 @@ from meanshift.config.parsing import close
 from meanshift.config.samples import RGB
 from meanshift.models.convnet import CONVNETS, ConvNet
 from meanshift.models.heads import mlp
-from meanshift.models.small_networks import MLP, Conv1d
+from meanshift.models.small_networks import MLP, SHORTEST, Conv1d
 from meanshift.models.split_batch_norm import split_batch_norm
 from meanshift.models.view_whitening import ViewWhitening, without_whitening
 
@@ -90,14 +90,14 @@ def build_backbone(
         if samples.channels != 3:
             replace_first_convolution(network, samples.channels)
     else:
-        network, features = _build_small_network(settings, samples)
+        network, features = _build_small_network(settings, image_size, samples)
     if settings.output == "whitened":
         return ViewWhitening(network, features), features
     return network, features
 
 
 def _build_small_network(
-    settings: config.Encoder, samples: config.SampleSpec
+    settings: config.Encoder, image_size: int, samples: config.SampleSpec
 ) -> tuple[nn.Module, int]:
     """A network for vectors or signals."""
     if _OF_OTHER_KINDS.get(settings.name) != samples.kind:
@@ -107,7 +107,14 @@ def _build_small_network(
             f"{fitting}, or choose the recipe {_RECIPES[samples.kind]}"
         )
     if settings.name == "mlp":
-        network: MLP | Conv1d = MLP(samples.channels, scaled(max(512, samples.channels), settings.width))
+        network: MLP | Conv1d = MLP(
+            samples.channels, scaled(max(512, samples.channels), settings.width)
+        )
+    elif image_size < SHORTEST:
+        raise ValueError(
+            f"data.image_size: got {image_size}, need at least {SHORTEST} values of a signal for "
+            f"{settings.name}"
+        )
     else:
         network = Conv1d(samples.channels, scaled(64, settings.width))
     return network, network.features

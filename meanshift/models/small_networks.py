@@ -6,6 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+SHORTEST = 1024
+"""values of the shortest signal that `Conv1d` takes"""
+
 
 class MLP(nn.Module):
     """A linear layer and a residual block, for vectors of `columns` values.

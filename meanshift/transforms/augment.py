@@ -74,7 +74,8 @@ class Address:
     def normal(self, shape: tuple[int, ...]) -> Float[Tensor, "batch *shape"]:
         """Normally distributed numbers, in float32."""
         u = self.many(math.prod(shape), NOISE)
-        return torch.special.ndtri(u.clamp_(min=1e-12)).float().view(-1, *shape)
+        numbers: Tensor = torch.special.ndtri(u.clamp_(min=1e-12)).float()
+        return numbers.view(-1, *shape)
 
 
 NOISE, DROPOUT, MIX = 1, 2, 3

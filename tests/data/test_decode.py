@@ -1,9 +1,7 @@
 """Files of every kind are decoded as they are stored; what cannot be read is named."""
 
 import os
-import struct
 import threading
-import zlib
 from contextlib import nullcontext
 
 import numpy as np
@@ -16,7 +14,7 @@ from meanshift.data import UnreadableSample, file_access
 from meanshift.data.convert import convert
 from meanshift.data.decode import read_image
 from meanshift.data.measure import Transparency
-from tests.support.sources import truncate_file
+from tests.support.sources import truncate_file, write_deep_png
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
 
@@ -112,18 +110,6 @@ def test_16_bit_colors_keep_their_values(tmp_path, channels):
     with nullcontext() if channels == 3 else pytest.warns(Transparency):
         pixels = read_image(tmp_path / "a.png").permute(1, 2, 0).numpy()
     assert pixels.dtype == np.int32 and np.array_equal(pixels, deep)
-
-
-def write_deep_png(path, pixels):
-    """A PNG with colors of 16 bits, which Pillow cannot write."""
-    height, width, channels = pixels.shape
-    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
-    header = struct.pack(">IIBBBBB", width, height, 16, {3: 2, 4: 6}[channels], 0, 0, 0)
-    content = b"\x89PNG\r\n\x1a\n"
-    for name, part in ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")):
-        content += struct.pack(">I", len(part)) + name + part
-        content += struct.pack(">I", zlib.crc32(name + part))
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize(

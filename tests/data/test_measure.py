@@ -13,6 +13,8 @@ from meanshift.data import open_source
 from meanshift.data.arrays import ArraySource
 from meanshift.data.folder import FolderSource
 from meanshift.data.measure import measure
+from meanshift.models.features import evaluation_batches
+from tests.support.sources import write_deep_png
 
 RANDOM = np.random.default_rng(0)
 
@@ -66,8 +68,6 @@ def test_of_many_samples_some_are_measured():
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_the_input_of_a_network_is_normalized(channels):
-    from meanshift.models.features import evaluation_batches
-
     pixels = arrays(30, 16, 16, channels, high=60_000)
     source = ArraySource(pixels, None, name="x")
     batches = evaluation_batches(source, image_size=16, resize=16, device=torch.device("cpu"))
@@ -78,8 +78,6 @@ def test_the_input_of_a_network_is_normalized(channels):
 
 @pytest.mark.parametrize("suffix", ["png", "tiff"])
 def test_files_of_12_bits_keep_all_gray_levels_to_the_network(tmp_path, suffix):
-    from meanshift.models.features import evaluation_batches
-
     levels = np.arange(4096, dtype=np.uint16).reshape(64, 64)
     for index, image in enumerate((levels, levels.T)):
         Image.fromarray(image).save(tmp_path / f"{index}.{suffix}")
@@ -167,8 +165,6 @@ def test_8_bits_among_16_are_said(tmp_path):
 
 
 def test_an_alpha_channel_of_16_bits_is_no_brightness(tmp_path):
-    from tests.data.test_decode import write_deep_png
-
     deep = np.concatenate([arrays(8, 8, 3), np.full((8, 8, 1), 65535, np.uint16)], 2)
     write_deep_png(tmp_path / "a.png", deep)
     source = open_source(str(tmp_path))["train"]

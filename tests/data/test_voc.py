@@ -140,6 +140,8 @@ def test_images_are_read_as_they_are_and_bad_ones_are_named(devkit):
     train, _ = read_voc(folder)
     expected = torch.from_numpy(np.array(Image.open(folder / "JPEGImages/000001.jpg")))
     assert torch.equal(train.read(1), expected.permute(2, 0, 1))
+    Image.fromarray(np.full((9, 9), 77, np.uint8)).save(folder / "JPEGImages/000001.jpg")
+    assert train.read(1).shape == (3, 9, 9)
     (folder / "JPEGImages/000001.jpg").write_bytes(b"nothing")
     with pytest.raises(UnreadableSample) as caught:
         train.read(1)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from meanshift.config import SampleSpec
 from meanshift.data.voc import read_voc
 from meanshift.evaluation.detection import evaluate as protocol
 from meanshift.evaluation.detection.evaluate import run_detector
@@ -317,6 +318,14 @@ def test_one_seed_has_no_std_and_none_is_refused(sets, tmp_path):
     assert not any("std" in name for name in result.metrics)
     with pytest.raises(ValueError, match="got 0 seeds, need 1 or more"):
         protocol.evaluate(detection_context(tmp_path), *sets, settings=TINY, seeds=0)
+
+
+def test_weights_for_other_images_than_rgb_are_refused(sets, tmp_path, monkeypatch):
+    context = detection_context(tmp_path)
+    gray = SampleSpec(channels=1, mean=(0.5,), std=(0.5,))
+    monkeypatch.setattr(type(context.weights), "sample_spec", gray)
+    with pytest.raises(ValueError, match=r"detect: .* takes images of 1 channel, .* for RGB"):
+        protocol.evaluate(context, *sets, settings=TINY)
 
 
 def test_a_batch_must_have_an_image_for_each_process(sets, tmp_path, monkeypatch):

@@ -1,6 +1,8 @@
 """Sources that several tests open, compare and serve."""
 
+import struct
 import threading
+import zlib
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -147,3 +149,15 @@ def assert_damage_is_reported(source, photos):
             source.read(index)
         assert caught.value.title == source.title(index)
     assert torch.equal(source.read(3), FolderSource(photos).read(3))
+
+
+def write_deep_png(path, pixels):
+    """A PNG with colors of 16 bits, which Pillow cannot write."""
+    height, width, channels = pixels.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    header = struct.pack(">IIBBBBB", width, height, 16, {3: 2, 4: 6}[channels], 0, 0, 0)
+    content = b"\x89PNG\r\n\x1a\n"
+    for name, part in ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")):
+        content += struct.pack(">I", len(part)) + name + part
+        content += struct.pack(">I", zlib.crc32(name + part))
+    path.write_bytes(content)

@@ -78,6 +78,11 @@ def evaluate(
     """
     if seeds < 1:
         raise ValueError(f"detect: got {seeds} seeds, need 1 or more")
+    samples = context.weights.sample_spec
+    if samples is not None and not samples.is_rgb:
+        raise ValueError(
+            f"detect: {context.weights.spec} takes {samples.describe()}; need weights for RGB"
+        )
     if settings.batch_size < distributed.world_size():
         raise ValueError(
             f"detect: {distributed.world_size()} processes share batches of {settings.batch_size} "

@@ -157,9 +157,8 @@ def views_section(run: Run, *, count: int = 8) -> dict[str, Any]:
     if not len(replayed.ids):
         raise MissingData(f"{run.folder}: none of the images that were chosen can be read")
     side = min(run.config.data.image_size, 96)
-    strips = [
-        _strip(run.source.kind, [center_square(run.picture(i), side).numpy() for i in replayed.images], 88)
-    ]
+    samples = [center_square(run.picture(i), side).numpy() for i in replayed.images]
+    strips = [_strip(run.source.kind, samples, 88)]
     views = [single for view in run.views for single in view.expand()]
     for view, images in zip(views, replayed.views, strict=True):
         cells = [center_square(run.view_picture(image), side).numpy() for image in images]
