@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         with fail_together():
             weights = load_weights(args.weights)
         print_status(f"{args.weights}: {weights.title}")
-        images, dimensions = embed(
+        samples, dimensions = embed(
             weights,
             args.source,
             args.out,
@@ -42,5 +42,5 @@ def run(args: argparse.Namespace) -> int:
             labels=args.labels,
             **options,
         )
-    print_result(f"{args.out}: {images} images, {dimensions} dimensions")
+    print_result(f"{args.out}: {samples} samples, {dimensions} dimensions")
     return 0

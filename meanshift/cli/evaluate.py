@@ -290,11 +290,12 @@ def _protocol_options(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     if args.backbone_lr is not None:
         tuning["backbone_lrs"] = tuple(args.backbone_lr)
     typed = {option: value for option, value in tuning.items() if value is not None}
+    tuned = FinetuneSettings(**typed) if "finetune" in args.words else None
     options = {
         "knn": {"ks": args.ks, "temperature": args.temperature},
         "linear": {**layer, "sweep": sweep},
         "semi": {**layer, **subsets},
-        "finetune": {**subsets, "settings": FinetuneSettings(**typed)},
+        "finetune": {**subsets, "settings": tuned},
         "cluster": {"clusters": args.clusters},
     }
     return {

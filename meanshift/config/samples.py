@@ -40,6 +40,13 @@ class SampleSpec:
         """Whether operators on colors apply."""
         return self.kind == "image" and self.channels == 3
 
+    @property
+    def depth(self) -> str:
+        """The type of the stored values in words; 16 bits are read into 32."""
+        if self.dtype.startswith("float"):
+            return "floats"
+        return "8 bits" if self.dtype == "uint8" else "16 bits or more"
+
     def describe(self) -> str:
         """One line for a person."""
         if self.is_bytes and self.is_rgb:
@@ -49,8 +56,9 @@ class SampleSpec:
         parts = "columns" if self.kind == "vector" else "channels"
         parts = parts if self.channels != 1 else parts[:-1]
         if self.kind != "image":
-            return f"{name} of {self.channels} {parts}, {self.dtype}"
-        return f"{name} of {self.channels} {parts}, {self.dtype}, {low:g} to {high:g} become 0 to 1"
+            return f"{name} of {self.channels} {parts}"
+        scale = f"{low:g} to {high:g} become 0 to 1"
+        return f"{name} of {self.channels} {parts}, {self.depth}, {scale}"
 
 
 RGB = SampleSpec()

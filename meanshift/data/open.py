@@ -100,7 +100,7 @@ def _open(spec: SourceSpec, labels: Path | None) -> Mapping[str, Source]:
         return parquet.read_vectors(path)
     if spec.lower() in torchvision_datasets.NAMES:
         return torchvision_datasets.read_named(spec.lower())
-    found = "a file of no known ending" if path.exists() else "nothing there"
+    found = "neither .npz nor .npy nor .parquet nor .tar" if path.exists() else "nothing there"
     raise ValueError(
         f"{spec}: {found}; need a folder of images or signals, an .npz or .npy file, vectors in a "
         f".parquet file, tar shards (a folder, photos-*.tar, "

@@ -43,7 +43,8 @@ def read_slice(file: Stream, title: str, index: int = 0) -> np.ndarray:
     if _is_volume(shape) and not fortran:
         size = math.prod(shape[1:]) * dtype.itemsize
         file.seek(index * size, 1)
-        return torch_dtype(np.frombuffer(file.read(size), dtype).reshape(shape[1:])[..., None])
+        values = np.frombuffer(bytearray(file.read(size)), dtype)
+        return torch_dtype(values.reshape(*shape[1:], 1))
     file.seek(0)
     values = np.load(file)
     values = values[index] if _is_volume(shape) else values

@@ -196,7 +196,7 @@ def _views(base: Config, inspection: Inspection) -> Choice:
     if spec.is_rgb and spec.is_bytes:
         return Choice("views", value, "8-bit RGB photographs take color jitter", {})
     kind = "one channel" if spec.channels == 1 else f"{spec.channels} channels"
-    depth = "8 bits" if spec.is_bytes else spec.dtype
+    depth = spec.depth
     reason = f"{kind} of {depth}: no strong augmentation is known to suit, so crop and flip only"
     return Choice("views", "weak/weak", reason, weak)
 

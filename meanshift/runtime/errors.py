@@ -1,4 +1,4 @@
-"""Exceptions and messages that the command line reports; imports no torch, so that it starts quickly."""
+"""Exceptions and messages of the command line; imports no torch, so that it starts quickly."""
 
 from __future__ import annotations
 

@@ -149,7 +149,8 @@ def _waveform(signal: Float[Tensor, "channels time"], side: int = 64) -> UInt8[T
     parts = values.tensor_split(min(side, len(values)))
     low, high = (torch.stack([pick(part) for part in parts]) for pick in (torch.amin, torch.amax))
     level = torch.linspace(1, -1, side)[:, None]
-    inside = (level >= low - 1 / side) & (level <= high + 1 / side)
+    line = 1.5 / side  # silence is a line of two pixels
+    inside = (level >= low - line) & (level <= high + line)
     shown = torch.where(inside, 60, 255).to(torch.uint8)
     return shown[None].expand(3, -1, -1)
 

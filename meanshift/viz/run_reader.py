@@ -228,11 +228,11 @@ class Run:
         samples = data.sample_spec
         return train.with_spec(samples), validation and validation.with_spec(samples)
 
-    def picture(self, sample: Shaped[Tensor, "channels _ _"]) -> UInt8[Tensor, "3 _ _"]:
+    def picture(self, sample: Shaped[Tensor, "channels *size"]) -> UInt8[Tensor, "3 _ _"]:
         """A sample of this run, to be looked at."""
         return to_picture(sample, self.bands)
 
-    def view_picture(self, view: Float[Tensor, "*patches channels _ _"]) -> UInt8[Tensor, "3 _ _"]:
+    def view_picture(self, view: Float[Tensor, "..."]) -> UInt8[Tensor, "3 _ _"]:
         """A normalized view of this run, to be looked at."""
         return self.picture(denormalize(view, self.config.data.sample_spec))
 

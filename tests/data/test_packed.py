@@ -114,8 +114,8 @@ def test_gray_and_cmyk_images_become_rgb(tmp_path):
 @pytest.mark.parametrize(
     ("shape", "dtype", "found"),
     [
-        ((4, 9, 9), np.uint16, "images of 1 channel, int32"),
-        ((4, 9, 9, 4), np.uint8, "images of 4 channels, uint8"),
+        ((4, 9, 9), np.uint16, "images of 1 channel, 16 bits or more"),
+        ((4, 9, 9, 4), np.uint8, "images of 4 channels, 8 bits"),
         ((4, 9), np.float32, "vectors of 9 columns"),
     ],
 )

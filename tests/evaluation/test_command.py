@@ -235,7 +235,7 @@ def test_embed_writes_the_backbones_output(call, run, photos, tmp_path):
     for name in ("out.npz", "out.parquet"):
         code, out, err = call("embed", run, photos, "--out", tmp_path / name)
         assert code == 0, err
-        assert out == f"{tmp_path / name}: 32 images, 64 dimensions\n"
+        assert out == f"{tmp_path / name}: 32 samples, 64 dimensions\n"
     arrays, table = np.load(tmp_path / "out.npz"), pq.read_table(tmp_path / "out.parquet")
     assert np.array_equal(np.stack(table["embedding"].to_numpy()), arrays["embedding"])
     for column in ("file", "id", "split", "label"):

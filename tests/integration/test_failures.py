@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.distributed import TCPStore
+from torch.utils.data import get_worker_info
 
 from meanshift.config import Config
 from meanshift.data.bad_files import BadFiles
@@ -430,11 +431,11 @@ def test_other_images_in_one_process_are_refused_with_one_message(photos, tmp_pa
 
 
 def break_reading():
-    """Makes one image raise an error that is none of the image's."""
+    """Makes one image raise an error in loader workers that is none of the image's."""
     read = FolderSource.read
 
     def broken(self, index):
-        if self.title(index).endswith("c/3.png"):
+        if get_worker_info() is not None and self.title(index).endswith("c/3.png"):
             raise RuntimeError("a mistake in the program")
         return read(self, index)
 

@@ -189,7 +189,7 @@ def test_given_rgb_weights_get_gray_images_repeated(tmp_path):
 def test_what_is_left_out_is_said(scans, tmp_path, capsys):
     pretrain(configure(scans, train__epochs=1, views__gray=0.2), tmp_path / "run")
     printed = "".join(capsys.readouterr())
-    assert "data: images of 1 channel, int32, " in printed
+    assert "data: images of 1 channel, 16 bits or more, " in printed
     assert "saturation, hue and grayscale are for RGB images, so they are left out" in printed
 
 

@@ -88,3 +88,21 @@ def test_a_center_square_is_the_center_of_an_image():
     wide = image.repeat(1, 1, 2)
     expected = TF.center_crop(TF.resize(wide, [16], antialias=True), [16, 16])
     assert torch.equal(center_square(wide, 16), expected.permute(1, 2, 0))
+
+
+def test_a_vector_is_shown_as_a_grid_of_its_values():
+    picture = to_picture(torch.tensor([-2.0, 8.0, 3.0, 0.0, -1.0]))
+    assert picture.shape == (3, 3, 3) and torch.equal(picture[0], picture[2])
+    assert picture[0].flatten().tolist() == [0, 255, 128, 51, 26, 255, 255, 255, 255]
+    assert to_picture(torch.ones(4))[0].tolist() == [[0, 0], [0, 0]]
+
+
+def test_a_signal_is_shown_as_its_waveform():
+    silent, loud = torch.zeros(2, 640), torch.zeros(2, 640)
+    loud[0, :320] = torch.tensor([-3.0, 3.0]).repeat(160)
+    dark = to_picture(loud)[0] < 128
+    assert dark.shape == (64, 64)
+    assert bool(dark[:, :32].all())  # from top to bottom, whatever the largest value is
+    assert int(dark[:, 32:].sum()) == 32 * 2  # a line in the middle
+    assert int((to_picture(silent)[0] < 128).sum()) == 64 * 2
+    assert to_picture(torch.randn(1, 10)).shape == (3, 64, 10)
