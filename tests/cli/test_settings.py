@@ -25,12 +25,8 @@ def test_help_has_the_settings_of_the_method_that_is_named(call, command, name):
     for path, _, _, text in settings(METHODS[name]):
         assert f"--{path} " in flat
         assert text.split()[-1] in flat
-    others = [
-        path
-        for other in METHODS.values()
-        for path, *_ in settings(other)
-        if path not in {path for path, *_ in settings(METHODS[name])}
-    ]
+    own = {path for path, *_ in settings(METHODS[name])}
+    others = {path for other in METHODS.values() for path, *_ in settings(other)} - own
     assert not any(f"--{path} " in flat for path in others)
 
 

@@ -43,6 +43,7 @@ def read_json(path):
     return json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_several_protocols_share_one_extraction(call, run, monkeypatch):
     read = []
     transform = eval.eval_transform

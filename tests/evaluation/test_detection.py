@@ -117,6 +117,7 @@ def test_a_finished_training_is_not_done_again(sets, tmp_path, monkeypatch):
 # Unreadable images
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_unreadable_training_image_is_counted(tmp_path, workers):
     root = write_voc(tmp_path / "pollen")
@@ -194,6 +195,7 @@ def learned(tmp_path_factory):
     return context, train, test, settings, result
 
 
+@pytest.mark.slow
 def test_solid_rectangles_are_found(learned):
     _, _, test, _, result = learned
     metrics = result.metrics
@@ -290,6 +292,7 @@ def test_the_card_contains_what_was_done(learned):
 # Seeds, processes, and the paper's table
 
 
+@pytest.mark.slow
 def test_several_seeds_give_the_mean_and_the_sample_std(sets, tmp_path, monkeypatch):
     ap = {3: 10.0, 4: 20.0, 5: 60.0}
     run_trial = protocol.run_trial
@@ -393,6 +396,7 @@ def test_a_short_run_draws_no_bar_in_a_log(call, command, tmp_path):
     assert code == 0 and "it/s" not in err and "\r" not in err, err
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_two_weights_are_compared_on_chosen_classes(call, command, weights, tmp_path):
     other = write_weights(tmp_path / "other.pt", 1)
@@ -407,6 +411,7 @@ def test_two_weights_are_compared_on_chosen_classes(call, command, weights, tmp_
     assert re.search(r"warning: VOC 07 trainval: 3 boxes of classes", err), err
 
 
+@pytest.mark.slow
 def test_other_images_and_seeds_have_results_of_their_own(call, command, tmp_path):
     one, other = (write_voc(tmp_path / f"{place}/moss/VOCdevkit") for place in "ab")
     for root, options in ((one, ()), (other, ()), (one, ("--seed", 3)), (one, ("--seeds", 2))):
@@ -457,6 +462,7 @@ def test_mistakes_are_named_with_what_to_type(
     assert re.search(rf"^meanshift: .*{message}", err, re.MULTILINE), err
 
 
+@pytest.mark.slow
 def test_two_processes_train_and_evaluate_together_and_report_once(command, tmp_path):
     root, out = write_voc(tmp_path / "pollen", 6, 5), tmp_path / "out"
     truncate_images(root, image_in_training(root, 1))  # in the part of the second process only

@@ -19,6 +19,8 @@ from meanshift.models.weights import Weights, fingerprint
 from meanshift.runtime import distributed
 from tests.support.forked import in_processes
 
+pytestmark = pytest.mark.slow
+
 START = [0.3, -0.2, 0.5]
 REAL = DetectionSettings.scaled(3, size=64, batch_size=3, rois=8)
 

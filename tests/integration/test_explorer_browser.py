@@ -22,6 +22,8 @@ from tests.support.explorer import (
     write_live_snapshot,
 )
 
+pytestmark = pytest.mark.slow
+
 DESKTOP = {"width": 1280, "height": 860}
 PHONE = {"width": 390, "height": 844}
 

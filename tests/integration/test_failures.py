@@ -239,6 +239,7 @@ def test_a_full_disk_names_the_file_ends_all_processes_and_damages_nothing(
 # Unreadable in one process
 
 
+@pytest.mark.slow
 def test_an_image_that_one_process_cannot_read_is_counted_in_all(photos, tmp_path):
     seen = shutil.copytree(photos, tmp_path / "photos")
     (tmp_path / "0").mkdir()
@@ -273,6 +274,7 @@ def test_sigterm_to_one_process_saves_the_run_and_it_ends_in_the_same_bits(
     assert_same(outcome(out), whole(2))
 
 
+@pytest.mark.slow
 def test_sigterm_to_all_twice_within_a_second_still_saves(command, halfway, tmp_path):
     out = halfway()
     before = step_of(out)

@@ -349,6 +349,7 @@ def take_steps(count, batch_size, dtype, lr, options):
     return torch.stack(steps).double(), method.bank.shard_state()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "sharded"),
     [
@@ -375,6 +376,7 @@ def test_processes_follow_the_losses_and_purity_of_one_for_fifty_steps(world, sh
     assert torch.equal(torch.cat(parts) if sharded else parts[0], whole["ids"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -233,6 +233,7 @@ def test_sigterm_to_the_whole_group_ends_the_workers_too(command, expected, tmp_
     assert_same(outcome(out), expected, unless=WORKERS)
 
 
+@pytest.mark.slow
 def test_a_truncated_newest_checkpoint_is_reported_and_the_one_before_is_used(
     command, expected, tmp_path
 ):

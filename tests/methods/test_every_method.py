@@ -160,6 +160,7 @@ def test_every_method_is_here() -> None:
     assert set(BUILD) == set(METHODS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILD)
 def test_it_learns_in_anybodys_loop(name: str) -> None:
     before, after = train(name)

@@ -95,6 +95,7 @@ def test_a_step_without_a_search_has_no_cost(changes, message):
         measure_cost(TINY.with_overrides(changes), rounds=1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("clock")
 def test_the_cost_is_measured_once_and_nothing_is_trained(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(jobs.sys, "executable", "/bin/false")

@@ -34,6 +34,8 @@ from tests.support.reproductions import (
     run_command,
 )
 
+pytestmark = pytest.mark.slow
+
 BASELINE = ["BYOL-asym s/s", "MSF s/s", "MSF w/s", "BYOL-asym w/w", "MSF w/w"]
 SAME_VIEW = ["MSF w/s", "MSF, the same weak view"]
 FIRST, SECOND = "msf-w-s-seed0", "msf-the-same-weak-view-seed0"

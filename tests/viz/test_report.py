@@ -507,6 +507,7 @@ def test_a_damaged_result_does_not_spoil_the_page(runs_folder, tmp_path):
     assert "cluster.npz: cannot be read" in text and "knn on" in text
 
 
+@pytest.mark.slow
 def test_names_cannot_become_code(tmp_path, open_tab):
     evil = "</script><img src=x onerror=alert(1)>"
     for index in range(12):
@@ -543,6 +544,7 @@ def test_names_that_are_not_unicode_are_shown(tmp_path, open_tab):
     assert "caf" in tab.locator(".neighbors .thumb").first.get_attribute("aria-label")
 
 
+@pytest.mark.slow
 def test_the_page_of_a_thousand_images_stays_small(tmp_path):
     write_bare_run(
         tmp_path / "run", "sample", size=1000, width=32, overrides={"data.image_size": 32}
@@ -698,6 +700,7 @@ def test_a_growing_curve_keeps_the_selected_epoch(page, open_tab):
     assert seen == ["3.00", "epoch 2: 4.00", "epoch 2: 4.00", "2.00"]
 
 
+@pytest.mark.slow
 def test_play_walks_through_the_epochs(page, open_tab):
     from playwright.sync_api import expect
 
@@ -708,6 +711,7 @@ def test_play_walks_through_the_epochs(page, open_tab):
     tab.get_by_role("button", name="Stop").click()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [360, 390, 800, 1280])
 def test_nothing_is_wider_than_the_screen(runs_folder, open_tab, width):
     both = write_report(
@@ -779,6 +783,7 @@ def test_the_monitor_evaluates_before_the_first_step_and_the_page_shows_it(runs_
     assert "at epoch 0" in text_of(page) or "epoch 0</small>" in text_of(page)
 
 
+@pytest.mark.slow
 def test_unreadable_images_are_not_in_a_snapshot(tmp_path, capsys):
     from meanshift.cli import main
 
