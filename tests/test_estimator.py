@@ -24,12 +24,17 @@ def digits():
 @pytest.mark.slow
 def test_it_passes_the_checks_of_scikit_learn():
     encoder = ms.MeanShiftEncoder(max_iter=1, n_components=16, random_state=0)
+    expected = {
+        "check_do_not_raise_errors_in_init_or_set_params": "the tests check the types of arguments"
+    }
+    checks = check_estimator(encoder, expected_failed_checks=expected, on_fail=None, on_skip=None)
     failed = [
         (check["check_name"], check["exception"])
-        for check in check_estimator(encoder, on_fail=None, on_skip=None)
-        if check["status"] not in ("passed", "skipped")
+        for check in checks
+        if check["status"] not in ("passed", "skipped", "xfail")
     ]
     assert failed == []
+    assert len(checks) > 40
 
 
 def test_it_learns_in_a_pipeline(digits):
