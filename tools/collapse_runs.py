@@ -21,6 +21,10 @@ IMAGES = "demo --data.image_size 28 --encoder.width 0.5 --train.epochs 6"
 PLAIN = "--method.variance 0 --method.covariance 0"
 SMALL_HEADS = "--method.dim 256 --method.hidden 512"
 BANK = "--method.bank_size 1024"
+FIXED = (
+    "--data.validation none --data.workers 0 --train.snapshots 0 --train.monitor_every 0 "
+    "--train.log_every 5"
+)
 
 USUAL = {
     "digits": ["", *(f"--method.name {name}" for name in ("byol", "moco", "simclr"))],
@@ -70,15 +74,8 @@ def runs(args: argparse.Namespace) -> Iterator[tuple[Path, str]]:
             recipe = IMAGES if data == "fashion" else VECTORS
             for number, variant in enumerate(variants):
                 out = args.out / f"{group}-{data}-{number}"
-                fixed = "--train.snapshots 0 --train.monitor_every 0 --train.log_every 5"
                 source = shlex.quote(str(getattr(args, data)))
-                yield (
-                    out,
-                    (
-                        f"pretrain {recipe} --data {source} --data.validation none --data.workers 0 "
-                        f"{fixed} {variant} --out {shlex.quote(str(out))}"
-                    ),
-                )
+                yield out, f"pretrain {recipe} {FIXED} {variant} --data {source} --out {out}"
 
 
 def row(out: Path) -> str:
