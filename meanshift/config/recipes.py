@@ -149,8 +149,8 @@ def vector() -> Config:
 
     command: meanshift pretrain vector --data embeddings.npz --out runs/vectors
     hardware: 1 CPU core
-    time: not measured
-    result: not measured
+    time: about a minute for 1,300 vectors of 64 columns on one busy core, 60 epochs
+    result: scikit-learn's digits, 60 epochs: 20-NN 97.0, as the raw values (docs/kinds.md)
     """
     return Config(
         views=Views(noise=0.3, channel_dropout=0.2, mix=0.2),
@@ -166,8 +166,8 @@ def signal() -> Config:
 
     command: meanshift pretrain signal --data FOLDER --out runs/signals
     hardware: 2 CPU cores
-    time: not measured
-    result: not measured
+    time: about a minute for 360 recordings of a second at 22 kHz and 20 epochs on one core
+    result: spoken digits, 20 epochs: 20-NN 85.0 (random weights 78.3, raw values 35.0)
     """
     return Config(
         data=Data(image_size=8000, workers=2),
