@@ -316,10 +316,10 @@ def test_the_trial_and_the_advised_command_run(tmp_path, make_images, call):
     assert measured.checkpoint > 10_000
     assert measured.disk == 3 * measured.checkpoint
     assert measured.memory > 50e6
-    pictures = measured.pictures
-    assert pictures.columns == ["sample", *["target (weak)", "online (strong)"] * 2]
-    assert [len(row) for row in pictures.rows] == [5] * 6
-    assert all(picture.dtype == torch.uint8 for row in pictures.rows for picture in row)
+    sheet = measured.sheet
+    assert sheet.columns == ["sample", *["target (weak)", "online (strong)"] * 2]
+    assert [len(row) for row in sheet.rows] == [5] * 6
+    assert all(image.dtype == torch.uint8 for row in sheet.rows for image in row)
     words = shlex.split(found.advice.command)[1:]
     words[words.index("--out") + 1] = str(tmp_path / "run")
     code, _, error = call(*words)
@@ -336,7 +336,7 @@ def test_the_trial_of_other_kinds(tmp_path, kind):
     found = doctor.diagnose(str(source), settings=settings)
     assert found.problems == []
     assert found.trial.run_steps == 600
-    assert page.write_sheet(found.trial.pictures, tmp_path / "views.png").stat().st_size > 1000
+    assert page.write_sheet(found.trial.sheet, tmp_path / "views.png").stat().st_size > 1000
 
 
 def test_a_batch_that_would_take_too_long_is_not_tried(tmp_path, make_images, monkeypatch):
@@ -403,7 +403,7 @@ def test_own_views_are_drawn(tmp_path, make_images, call):
     module = f"{tmp_path / 'mine.py'}:Black"
     found = doctor.diagnose(str(photos), settings={**TINY_SETTINGS, "views.module": module})
     assert chosen(found, "views") == "your own"
-    for sample, *views in found.trial.pictures.rows:
+    for sample, *views in found.trial.sheet.rows:
         assert int(sample.max()) > 0
         assert all(int(view.max()) == 0 for view in views)
     code, output, _ = call("doctor", photos, "--views.module", "nowhere.py:Mine", *FAST)

@@ -28,12 +28,11 @@ def test_it_passes_the_checks_of_scikit_learn():
         "check_do_not_raise_errors_in_init_or_set_params": "the tests check the types of arguments"
     }
     checks = check_estimator(encoder, expected_failed_checks=expected, on_fail=None, on_skip=None)
-    failed = [
-        (check["check_name"], check["exception"])
-        for check in checks
-        if check["status"] not in ("passed", "skipped", "xfail")
-    ]
-    assert failed == []
+    others = {
+        each["check_name"]: each["exception"] for each in checks if each["status"] != "passed"
+    }
+    optional = {"check_array_api_input"}  # needs an environment variable of scipy
+    assert set(others) <= {*expected, *optional}, others
     assert len(checks) > 40
 
 

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         write_page(diagnosis, args.html)
         print_status(f"page: {args.html}")
     if args.png is not None and diagnosis.trial is not None:
-        print_status(f"views: {write_sheet(diagnosis.trial.pictures, args.png)}")
+        print_status(f"views: {write_sheet(diagnosis.trial.sheet, args.png)}")
     if args.html is None and args.png is None and not args.json and diagnosis.trial is not None:
         print_status("the views of some of your samples: add --html doctor.html")
     return diagnosis.exit_code

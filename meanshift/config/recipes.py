@@ -152,13 +152,7 @@ def vector() -> Config:
     time: about a minute for 1,300 vectors of 64 columns on one busy core, 60 epochs
     result: scikit-learn's digits, 60 epochs: 20-NN 97.0, as the raw values (docs/kinds.md)
     """
-    return Config(
-        views=Views(noise=0.3, channel_dropout=0.2, mix=0.2),
-        encoder=Encoder(name="mlp"),
-        method=_SHORT_METHOD,
-        optim=Optim(name="adamw", lr=1e-3, schedule="step", decay_norms=False),
-        train=Train(epochs=100, batch_size=64, monitor_every=10),
-    )
+    return _other_kind(Data(), Views(noise=0.3, channel_dropout=0.2, mix=0.2), "mlp")
 
 
 def signal() -> Config:
@@ -169,14 +163,8 @@ def signal() -> Config:
     time: about a minute for 360 recordings of a second at 22 kHz and 20 epochs on one core
     result: spoken digits, 20 epochs: 20-NN 85.0 (random weights 78.3, raw values 35.0)
     """
-    return Config(
-        data=Data(image_size=8000, workers=2),
-        views=Views(noise=0.1, gain=6.0, mask=0.3),
-        encoder=Encoder(name="conv1d"),
-        method=_SHORT_METHOD,
-        optim=Optim(name="adamw", lr=1e-3, schedule="step", decay_norms=False),
-        train=Train(epochs=100, batch_size=64, monitor_every=10),
-    )
+    data = Data(image_size=8000, workers=2)
+    return _other_kind(data, Views(noise=0.1, gain=6.0, mask=0.3), "conv1d")
 
 
 def demo() -> Config:
@@ -258,6 +246,18 @@ def _short(
         method=replace(_SHORT_METHOD, bank_size=bank_size),
         optim=Optim(name="adamw", lr=1e-3, schedule="step", heads_first=0.05, decay_norms=False),
         train=Train(epochs=epochs, batch_size=batch_size),
+    )
+
+
+def _other_kind(data: Data, views: Views, encoder: str) -> Config:
+    """What is the same for vectors and signals."""
+    return Config(
+        data=data,
+        views=views,
+        encoder=Encoder(name=encoder),
+        method=_SHORT_METHOD,
+        optim=Optim(name="adamw", lr=1e-3, schedule="step", decay_norms=False),
+        train=Train(epochs=100, batch_size=64, monitor_every=10),
     )
 
 

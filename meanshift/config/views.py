@@ -88,7 +88,7 @@ class Views:
     """probability of solarization in a strong view: values of 0.5 and above are inverted"""
     noise: float = 0.0
     """largest standard deviation of Gaussian noise, in every view: of values in 0 to 1 for images,
-    relative to the deviation of each column or channel for vectors and signals"""
+    relative to the std of each column or channel for vectors and signals"""
     channel_dropout: float = 0.0
     """probability that a channel of an image, or a column of a vector, is replaced by its mean in a
     strong view"""
@@ -133,20 +133,17 @@ class Views:
         Views of the same index have the same random numbers.
         """
         stream = index if index < 2 else 100 + index  # 2 to 99 are other uses of `runtime.rng`
-        if strength == "weak":
-            return ViewSpec(
-                name=name,
-                stream=stream,
-                crop_area=self.crop_area,
-                flip=self.flip,
-                noise=self.noise,
-            )
-        return ViewSpec(
+        weak = ViewSpec(
             name=name,
             stream=stream,
             crop_area=self.crop_area,
             flip=self.flip,
             noise=self.noise,
+        )
+        if strength == "weak":
+            return weak
+        return replace(
+            weak,
             channel_dropout=self.channel_dropout,
             mix=self.mix,
             gain=self.gain,

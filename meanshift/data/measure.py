@@ -1,4 +1,4 @@
-"""What the samples of a source are: channels, type, range, mean and deviation of the values."""
+"""What the samples of a source are: channels, type, range, mean and std of the values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MEASURED = 256
 PERCENTILES = (0.1, 99.9)
 """of the values that become 0 and 1 where images are not of 8 bits"""
 ONE_SCALE = 10
-"""columns of vectors have one scale, which is then left as it is, unless the deviation of one is
+"""columns of vectors have one scale, which is then left as it is, unless the std of one is
 this many times that of the median"""
 _PIXELS = 4096  # of each sample, spread over it, so that large ones do not fill the memory
 
@@ -45,7 +45,7 @@ def measure(source: Source, settings: Data | None = None) -> SampleSpec:
     """Describe the samples of a source by some of them; what is set stays as it is.
 
     8-bit RGB images are normalized as for ImageNet; the mean and the standard deviation of others
-    are measured. The columns of vectors that have one scale, as embeddings do, get one deviation.
+    are measured. The columns of vectors that have one scale, as embeddings do, get one std.
     """
     settings = settings or Data()
     looked_at, transparent = _look_at(source)
@@ -178,11 +178,11 @@ def _with_moments(source: Source, spec: SampleSpec, settings: Data) -> SampleSpe
         std = torch.full_like(std, float(std.square().mean().sqrt()))
     std = torch.where(std > 1e-6, std, 1.0)
     mean = tuple(round(value, 6) for value in rows.mean(1).tolist())
-    deviation = tuple(float(f"{value:.6g}") for value in std.tolist())
+    stds = tuple(float(f"{value:.6g}") for value in std.tolist())
     return dataclasses.replace(
         spec,
         mean=mean if isinstance(settings.mean, str) else settings.mean,
-        std=deviation if isinstance(settings.std, str) else settings.std,
+        std=stds if isinstance(settings.std, str) else settings.std,
     )
 
 

@@ -46,7 +46,7 @@ class Diagnosis:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         values = dataclasses.asdict(self)
-        for part, omitted in (("inspection", "readable"), ("trial", "pictures")):
+        for part, omitted in (("inspection", "readable"), ("trial", "sheet")):
             if values[part] is not None:
                 del values[part][omitted]
         return values

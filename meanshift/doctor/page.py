@@ -11,7 +11,7 @@ from typing import Any
 
 from meanshift.doctor import Diagnosis
 from meanshift.doctor.inspection import Finding, Inspection
-from meanshift.doctor.trial import Pictures, Trial
+from meanshift.doctor.trial import Trial, ViewSheet
 from meanshift.runtime.files import write_text
 from meanshift.viz import style
 from meanshift.viz.figures.views import enlarge, fit
@@ -78,7 +78,7 @@ def write_page(diagnosis: Diagnosis, path: Path) -> None:
     sheet = ""
     if diagnosis.trial is not None:
         with tempfile.TemporaryDirectory() as folder:
-            image = write_sheet(diagnosis.trial.pictures, Path(folder) / "views.png")
+            image = write_sheet(diagnosis.trial.sheet, Path(folder) / "views.png")
             sheet = f"data:image/png;base64,{base64.b64encode(image.read_bytes()).decode()}"
     inspection = diagnosis.inspection
     page: dict[str, Any] = {
@@ -93,16 +93,16 @@ def write_page(diagnosis: Diagnosis, path: Path) -> None:
     write_text(path, content.encode("utf-8", "replace").decode())
 
 
-def write_sheet(pictures: Pictures, path: Path) -> Path:
+def write_sheet(sheet: ViewSheet, path: Path) -> Path:
     """Write an image of samples and their views, one row a sample."""
     cells = [
-        [fit(row[0], _SIDE), *(enlarge(view, _SIDE) for view in row[1:])] for row in pictures.rows
+        [fit(row[0], _SIDE), *(enlarge(view, _SIDE) for view in row[1:])] for row in sheet.rows
     ]
     figure, axes = style.sheet(style.mosaic(cells, gap=8), top=36)
-    for column, name in enumerate(pictures.columns):
+    for column, name in enumerate(sheet.columns):
         color = style.INK if column == 0 else style.QUIET
         axes.text(column * (_SIDE + 8), -8, name, size=6, color=color, va="bottom")
-    views = ", ".join(dict.fromkeys(pictures.columns[1:]))
+    views = ", ".join(dict.fromkeys(sheet.columns[1:]))
     description = f"{len(cells)} samples and their views in two epochs: {views}."
     stem = path.with_suffix("") if path.suffix == ".png" else path
     (written,) = style.save(figure, stem, title="Views", text=description, suffixes=[".png"])

@@ -24,7 +24,7 @@ from meanshift.runtime.device import pick_device
 from meanshift.training.loop import training_data
 from meanshift.training.session import Session, open_session
 from meanshift.training.step import TrainStep
-from meanshift.transforms.replay import denormalize, replay_views, to_picture
+from meanshift.transforms.replay import denormalize, replay_views, to_rgb
 from meanshift.viz.analysis import view_title
 
 SECONDS = 5.0
@@ -36,7 +36,7 @@ _EPOCHS = 2  # in which they are drawn
 
 
 @dataclass(frozen=True)
-class Pictures:
+class ViewSheet:
     """The views of some samples, as they are drawn for training."""
 
     columns: list[str]
@@ -67,7 +67,7 @@ class Trial:
     """bytes of one checkpoint"""
     disk: int
     """bytes of all checkpoints that a run keeps, and of the one that is being written"""
-    pictures: Pictures
+    sheet: ViewSheet
 
 
 def try_steps(config: Config, train: Source, readable: list[int]) -> Trial:
@@ -85,7 +85,7 @@ def try_steps(config: Config, train: Source, readable: list[int]) -> Trial:
             _quick(config, some), Path(folder) / "run", device, data={"train": some}
         ) as session,
     ):
-        pictures = _draw_views(session)
+        sheet = _draw_views(session)
         memory_before = _peak_memory(device)
         steps, batch_size, seconds = _time_steps(session)
         memory = _peak_memory(device)
@@ -111,7 +111,7 @@ def try_steps(config: Config, train: Source, readable: list[int]) -> Trial:
         memory=memory_before + of_batch,
         checkpoint=checkpoint,
         disk=(3 + kept) * checkpoint,
-        pictures=pictures,
+        sheet=sheet,
     )
 
 
@@ -173,7 +173,7 @@ def _run_steps(session: Session, *, at_most: int) -> tuple[int, float]:
     return steps, (times[-1] - times[0]) / steps
 
 
-def _draw_views(session: Session) -> Pictures:
+def _draw_views(session: Session) -> ViewSheet:
     source = session.source
     spec = source.sample_spec
     ids = torch.arange(len(source))[:: max(1, len(source) // _SHOWN)][:_SHOWN]
@@ -181,12 +181,12 @@ def _draw_views(session: Session) -> Pictures:
         replay_views(source, ids, session.transform, epoch=epoch, keep_images=True)
         for epoch in range(_EPOCHS)
     ]
-    rows = [[to_picture(image)] for image in replayed[0].images]
+    rows = [[to_rgb(image)] for image in replayed[0].images]
     for one in replayed:
         for row, views in zip(rows, zip(*one.views, strict=True), strict=True):
-            row += [to_picture(denormalize(view, spec)) for view in views]
+            row += [to_rgb(denormalize(view, spec)) for view in views]
     names = [view_title(view) for view in session.transform.single_views()]
-    return Pictures(["sample", *names * _EPOCHS], rows)
+    return ViewSheet(["sample", *names * _EPOCHS], rows)
 
 
 def _machine_memory() -> int:

@@ -223,12 +223,9 @@ class EvaluationContext(EncoderContext):
         self.train_source = self.adapted(self.train_source)
         if self.test_source is not None:
             self.test_source = self.adapted(self.test_source)
-        place = "" if is_own else re.sub(r"\W+", "-", Path(self.data).stem)
-        if not is_own and place != source_identity(self.spec):  # a path, not `cifar10`
-            self.options["data"] = source_identity(self.spec)
         self.name = _join(
             weights.name,
-            place,
+            "" if is_own else self._name_source(),
             split,
             "compared" if compared else "",
             f"seed{self.seed}" if self.seed != default_seed else "",
@@ -241,6 +238,13 @@ class EvaluationContext(EncoderContext):
             self.backbone.center(self._mean_pixels())
         if weights.unmeasured:
             self._measure_batch_norm()
+
+    def _name_source(self) -> str:
+        """The name of a source for results; the options tell apart paths that end alike."""
+        name = re.sub(r"\W+", "-", Path(self.data).stem)
+        if name != source_identity(self.spec):  # a path, not `cifar10`
+            self.options["data"] = source_identity(self.spec)
+        return name
 
     def _take_images_of(self, like: EvaluationContext, *, own: bool) -> bool:
         """Take the splits of another context; whether a run is tested on images it trained on."""

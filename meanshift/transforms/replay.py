@@ -96,7 +96,7 @@ def denormalize(
     return (view.cpu() * std + mean).clamp(0, 1)
 
 
-def to_picture(
+def to_rgb(
     image: Shaped[Tensor, "channels *size"], bands: Sequence[int] = ()
 ) -> UInt8[Tensor, "3 _ _"]:
     """A sample as an RGB image of bytes, to be looked at.

@@ -27,7 +27,7 @@ from meanshift.methods import method_class, view_specs
 from meanshift.runtime import checkpoint
 from meanshift.runtime.files import JSONLTail
 from meanshift.runtime.run_directory import RunDirectory
-from meanshift.transforms.replay import center_square, check_bands, denormalize, to_picture
+from meanshift.transforms.replay import center_square, check_bands, denormalize, to_rgb
 
 
 class MissingData(ValueError):
@@ -60,7 +60,7 @@ class Run:
     ) -> None:
         self.folder = Path(folder)
         self.bands = bands
-        """channels that pictures show as red, green and blue"""
+        """channels that are shown as red, green and blue"""
         self.name = self.folder.resolve().name
         self.directory = RunDirectory.open(self.folder)
         self.data = data
@@ -228,18 +228,18 @@ class Run:
         samples = data.sample_spec
         return train.with_spec(samples), validation and validation.with_spec(samples)
 
-    def picture(self, sample: Shaped[Tensor, "channels *size"]) -> UInt8[Tensor, "3 _ _"]:
+    def to_rgb(self, sample: Shaped[Tensor, "channels *size"]) -> UInt8[Tensor, "3 _ _"]:
         """A sample of this run, to be looked at."""
-        return to_picture(sample, self.bands)
+        return to_rgb(sample, self.bands)
 
-    def view_picture(self, view: Float[Tensor, "..."]) -> UInt8[Tensor, "3 _ _"]:
+    def view_to_rgb(self, view: Float[Tensor, "..."]) -> UInt8[Tensor, "3 _ _"]:
         """A normalized view of this run, to be looked at."""
-        return self.picture(denormalize(view, self.config.data.sample_spec))
+        return self.to_rgb(denormalize(view, self.config.data.sample_spec))
 
     def thumbnail(self, index: int, side: int) -> UInt8[Tensor, "side side 3"]:
         """The central square of a training image; gray if the image cannot be read."""
         try:
-            image = self.picture(self.source.sample(index))
+            image = self.to_rgb(self.source.sample(index))
         except UnreadableSample:
             return torch.full((side, side, 3), 128, dtype=torch.uint8)
         return center_square(image, side)

@@ -408,3 +408,12 @@ def test_an_unknown_recipe_names_the_known_ones():
     with pytest.raises(ValueError, match="'smal'") as caught:
         recipe("smal")
     assert all(name in str(caught.value) for name in RECIPES)
+
+
+@pytest.mark.parametrize("name", ["vector", "signal"])
+def test_another_method_keeps_the_operators_of_other_kinds_and_small_settings(name):
+    base = recipe(name)
+    other = base.with_overrides({"method.name": "vicreg", "data.image_size": 16_000})
+    assert other.views.noise == base.views.noise > 0
+    assert (other.views.mix, other.views.gain) == (base.views.mix, base.views.gain)
+    assert other.method.hidden <= 2048  # not the 8192 of ImageNet

@@ -31,6 +31,17 @@ def test_digits_are_learned_from_their_values(tmp_path):
     assert accuracy(run) > 90
 
 
+def test_embeddings_that_stay_in_few_dimensions_are_reported(tmp_path):
+    x, _ = load_digits(return_X_y=True)
+    np.save(tmp_path / "digits.npy", x[:1200].astype(np.float32))
+    run = tmp_path / "run"
+    words = ["pretrain", "vector", "--data", str(tmp_path / "digits.npy"), "--out", str(run)]
+    plain = "--method.variance 0 --method.covariance 0 --method.momentum 0 --optim.lr 0.02"
+    assert main([*words, *plain.split(), "--train.epochs", "8"]) == 0
+    warnings = [json.loads(line) for line in (run / "warnings.jsonl").read_text().splitlines()]
+    assert any(each["message"].startswith("partial collapse") for each in warnings)
+
+
 @pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="espeak-ng is not installed")
 def test_spoken_words_are_learned_from_recordings(tmp_path):
     variants = list(itertools.product(("en-us", "en-gb"), (120, 150, 180), (30, 50, 70)))

@@ -9,7 +9,7 @@ from meanshift.config import Views
 from meanshift.data.arrays import ArraySource
 from meanshift.ops.image import normalize
 from meanshift.transforms.augment import Address, MultiViewTransform, PatchAddress, draw_patches
-from meanshift.transforms.replay import denormalize, replay_views, to_picture
+from meanshift.transforms.replay import denormalize, replay_views, to_rgb
 from tests.support.operators import sample_images
 
 PLAIN = Views(flip=0.0, jitter=0.0, gray=0.0, blur=0.0, crop_area=(1.0, 1.0))
@@ -45,7 +45,7 @@ def test_each_cell_gives_one_patch_at_a_random_place_in_random_order(flip):
     for nine in patches:
         cells = []
         for patch in nine:
-            pixels = to_picture(denormalize(patch)).long()
+            pixels = to_rgb(denormalize(patch)).long()
             top, left = int(pixels[0].min()), int(pixels[1].min())
             expected_rows = (torch.arange(9) + top)[:, None].expand(9, 9)
             expected_columns = (torch.arange(9) + left)[None].expand(9, 9)
@@ -110,7 +110,7 @@ def test_a_crop_of_a_file_is_not_flipped_but_its_patches_are(sample):
     assert torch.equal(one, other) and one.shape == (5, 3, 36, 36)
 
 
-def test_replayed_patches_are_those_of_training_and_make_one_picture(sample):
+def test_replayed_patches_are_those_of_training_and_make_one_image(sample):
     source = ArraySource(sample.numpy(), None, name="toy")
     transform = transform_of(Views(), size=32, scale=255 / 224)
     assert transform.crop_side(transform.views[0]) == 36
@@ -118,9 +118,9 @@ def test_replayed_patches_are_those_of_training_and_make_one_picture(sample):
     (replayed,) = replay_views(source, chosen, transform, epoch=2).views
     (trained,) = transform.finish(source.read_batch(IDS), 2, IDS)
     torch.testing.assert_close(replayed, trained[chosen], atol=1e-4, rtol=0)
-    picture = denormalize(replayed[0])
-    assert picture.shape == (3, 27, 27)
-    assert torch.equal(picture[:, 9:18, 18:], denormalize(replayed[0, 5]))
+    image = denormalize(replayed[0])
+    assert image.shape == (3, 27, 27)
+    assert torch.equal(image[:, 9:18, 18:], denormalize(replayed[0, 5]))
     assert replay_views(source, chosen[:0], transform, epoch=0).views[0].shape == (0, 9, 3, 9, 9)
 
 

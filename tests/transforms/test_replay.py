@@ -13,7 +13,7 @@ from meanshift.transforms.replay import (
     crop_boxes,
     denormalize,
     replay_views,
-    to_picture,
+    to_rgb,
 )
 from tests.support.operators import sample_images
 from tests.support.views import two_views
@@ -70,16 +70,14 @@ def test_the_boxes_are_where_the_views_were_cropped(folder):
     (boxes, _) = crop_boxes(replayed, transform.views, seed=1, epoch=2)
     for image, box, view in zip(replayed.images, boxes, replayed.views[0], strict=True):
         expected = TF.resized_crop(image, *box.tolist(), [24, 24], antialias=True)
-        difference = (to_picture(denormalize(view)).int() - expected.int()).abs()
+        difference = (to_rgb(denormalize(view)).int() - expected.int()).abs()
         assert difference.max() <= 1
 
 
 def test_denormalize_inverts_normalize():
     pixels = sample_images()[:5].permute(0, 3, 1, 2)
     views = normalize(pixels.float() / 255)
-    assert all(
-        torch.equal(to_picture(denormalize(v)), p) for v, p in zip(views, pixels, strict=True)
-    )
+    assert all(torch.equal(to_rgb(denormalize(v)), p) for v, p in zip(views, pixels, strict=True))
 
 
 def test_a_center_square_is_the_center_of_an_image():
@@ -91,18 +89,18 @@ def test_a_center_square_is_the_center_of_an_image():
 
 
 def test_a_vector_is_shown_as_a_grid_of_its_values():
-    picture = to_picture(torch.tensor([-2.0, 8.0, 3.0, 0.0, -1.0]))
-    assert picture.shape == (3, 3, 3) and torch.equal(picture[0], picture[2])
-    assert picture[0].flatten().tolist() == [0, 255, 128, 51, 26, 255, 255, 255, 255]
-    assert to_picture(torch.ones(4))[0].tolist() == [[0, 0], [0, 0]]
+    image = to_rgb(torch.tensor([-2.0, 8.0, 3.0, 0.0, -1.0]))
+    assert image.shape == (3, 3, 3) and torch.equal(image[0], image[2])
+    assert image[0].flatten().tolist() == [0, 255, 128, 51, 26, 255, 255, 255, 255]
+    assert to_rgb(torch.ones(4))[0].tolist() == [[0, 0], [0, 0]]
 
 
 def test_a_signal_is_shown_as_its_waveform():
     silent, loud = torch.zeros(2, 640), torch.zeros(2, 640)
     loud[0, :320] = torch.tensor([-3.0, 3.0]).repeat(160)
-    dark = to_picture(loud)[0] < 128
+    dark = to_rgb(loud)[0] < 128
     assert dark.shape == (64, 64)
     assert bool(dark[:, :32].all())  # from top to bottom, whatever the largest value is
     assert int(dark[:, 32:].sum()) == 32 * 2  # a line in the middle
-    assert int((to_picture(silent)[0] < 128).sum()) == 64 * 2
-    assert to_picture(torch.randn(1, 10)).shape == (3, 64, 10)
+    assert int((to_rgb(silent)[0] < 128).sum()) == 64 * 2
+    assert to_rgb(torch.randn(1, 10)).shape == (3, 64, 10)

@@ -9,7 +9,7 @@ from PIL import Image
 
 from meanshift.config.recipes import recipe
 from meanshift.training.loop import pretrain
-from meanshift.transforms.replay import to_picture
+from meanshift.transforms.replay import to_rgb
 from meanshift.viz.explorer.model import Explorer
 from meanshift.viz.explorer.search import decode_upload
 from meanshift.viz.report.page import write_report
@@ -58,14 +58,14 @@ def run(request):
 
 def test_chosen_bands_are_shown():
     image = torch.stack([torch.full((2, 2), band / 12) for band in range(13)])
-    red, green, blue = to_picture(image, (12, 5, 0))[:, 0, 0].tolist()
+    red, green, blue = to_rgb(image, (12, 5, 0))[:, 0, 0].tolist()
     assert (red, green, blue) == (255, round(5 / 12 * 255), 0)
-    assert to_picture(image)[:, 0, 0].tolist() == [0, 21, 42]
-    assert to_picture(image, (12,))[:, 0, 0].tolist() == [255] * 3
-    assert to_picture(image[1:2])[:, 0, 0].tolist() == [21] * 3
-    assert to_picture(image[:2])[:, 0, 0].tolist() == [0] * 3
+    assert to_rgb(image)[:, 0, 0].tolist() == [0, 21, 42]
+    assert to_rgb(image, (12,))[:, 0, 0].tolist() == [255] * 3
+    assert to_rgb(image[1:2])[:, 0, 0].tolist() == [21] * 3
+    assert to_rgb(image[:2])[:, 0, 0].tolist() == [0] * 3
     pixels = torch.arange(12, dtype=torch.uint8).view(3, 2, 2)
-    assert torch.equal(to_picture(pixels), pixels)
+    assert torch.equal(to_rgb(pixels), pixels)
 
 
 @pytest.mark.parametrize("bands", [(13, 0, 1), (0, 1), (0, 1, 2, 3), (-1,)])
@@ -73,7 +73,7 @@ def test_bands_that_are_not_there_are_refused(satellite, bands):
     with pytest.raises(ValueError, match=r"--bands: got .*, need one or three of 0 to 12"):
         Run(satellite, bands=bands)
     with pytest.raises(ValueError, match="--bands: got"):
-        to_picture(torch.zeros(13, 2, 2), bands)
+        to_rgb(torch.zeros(13, 2, 2), bands)
 
 
 def test_a_thumbnail_shows_the_chosen_bands(satellite):

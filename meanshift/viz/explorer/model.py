@@ -32,7 +32,7 @@ class Explorer:
     def __init__(self, run: Run, *, metadata: Path | None = None) -> None:
         self.run = run
         self.live = LiveRun(run)
-        self.thumbnails = Thumbnails(run.picture)
+        self.thumbnails = Thumbnails(run.to_rgb)
         self.sources: dict[str, Source] = {}
         self.missing = ""
         """why there are no images; the map and the curves are shown without them"""

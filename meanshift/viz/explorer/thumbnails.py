@@ -13,7 +13,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as TF
 
 from meanshift.data import Source
-from meanshift.transforms.replay import to_picture
+from meanshift.transforms.replay import to_rgb
 
 SIDES = (64, 128, 256, 768)
 _EXACT_SIDE = 64  # images up to this side are shown pixel by pixel
@@ -23,9 +23,9 @@ class Thumbnails:
     """A cache of encoded images by (source, index, side), of at most `max_bytes` bytes."""
 
     def __init__(
-        self, picture: Callable[[Tensor], Tensor] = to_picture, *, max_bytes: int = 64 * 2**20
+        self, to_rgb: Callable[[Tensor], Tensor] = to_rgb, *, max_bytes: int = 64 * 2**20
     ) -> None:
-        self.picture = picture
+        self.to_rgb = to_rgb
         self._max_bytes = max_bytes
         self._bytes = 0
         self._cache: OrderedDict[tuple[str, int, int], tuple[bytes, str]] = OrderedDict()
@@ -41,7 +41,7 @@ class Thumbnails:
                 self._cache.move_to_end(key)
                 return self._cache[key]
         with self.decoding:
-            encoded = encode(self.picture(source.sample(index)), side)
+            encoded = encode(self.to_rgb(source.sample(index)), side)
         with self._lock:
             if key not in self._cache:
                 self._cache[key] = encoded

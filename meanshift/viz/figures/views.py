@@ -50,10 +50,10 @@ def draw(runs: Sequence[Run], options: Options) -> Drawing:
 
     image_size = run.config.data.image_size
     side = min(224, image_size) * -(-128 // image_size)
-    cells = [[fit(run.picture(image), side)] for image in first.images]
+    cells = [[fit(run.to_rgb(image), side)] for image in first.images]
     for one in replayed:
         for row, images in zip(cells, zip(*one.views, strict=True), strict=True):
-            row += [enlarge(run.view_picture(view), side) for view in images]
+            row += [enlarge(run.view_to_rgb(view), side) for view in images]
     pitch = side + _GAP
     figure, axes = style.sheet(style.mosaic(cells, gap=_GAP), top=100)
     axes.set_title(f"{style.shorten(run.name)}: views of {len(cells)} images", pad=30)

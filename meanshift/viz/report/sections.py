@@ -157,11 +157,11 @@ def views_section(run: Run, *, count: int = 8) -> dict[str, Any]:
     if not len(replayed.ids):
         raise MissingData(f"{run.folder}: none of the images that were chosen can be read")
     side = min(run.config.data.image_size, 96)
-    samples = [center_square(run.picture(i), side).numpy() for i in replayed.images]
+    samples = [center_square(run.to_rgb(i), side).numpy() for i in replayed.images]
     strips = [_strip(run.source.kind, samples, 88)]
     views = [single for view in run.views for single in view.expand()]
     for view, images in zip(views, replayed.views, strict=True):
-        cells = [center_square(run.view_picture(image), side).numpy() for image in images]
+        cells = [center_square(run.view_to_rgb(image), side).numpy() for image in images]
         strips.append(_strip(view_title(view), cells, quality=88))
     return {"strips": strips}
 
