@@ -99,7 +99,7 @@ def _add_feature_arguments(parser: argparse.ArgumentParser) -> None:
         "--cached", action="store_true", help="train on features extracted once, not on views"
     )
     linear.add_argument(
-        "--lr", type=float, help="of the linear layer [0.01; detect: 0.02 per 16 images]"
+        "--lr", type=float, help="of the linear layer [0.01; finetune: 0.003; detect: 0.02 per 16]"
     )
     linear.add_argument(
         "--epochs", type=int, help="[40; finetune: 30, but at least 200 and at most 2000 steps]"

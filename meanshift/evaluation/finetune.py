@@ -48,7 +48,7 @@ CHOICE = 0.2
 class FinetuneSettings:
     """Settings for small data; the learning rates fall to zero by half a cosine."""
 
-    lr: float = 0.01
+    lr: float = 0.003
     """of the linear layer"""
     backbone_lrs: tuple[float, ...] = (0.001, 0.01, 0.1)
     """of the backbone: of several, the best on a fifth of the labeled images"""

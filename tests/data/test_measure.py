@@ -111,7 +111,7 @@ def test_negative_and_float_values():
     assert spec.dtype == "float64" and -90 < spec.range[0] < -55 < -30 < spec.range[1] < 10
 
 
-def test_constant_samples_have_a_range_and_a_deviation():
+def test_constant_samples_have_a_range_and_an_std():
     spec = ArraySource(np.full((5, 8, 8), 700, np.uint16), None, name="x").sample_spec
     assert spec.range == (700, 701) and spec.mean == (0,) and spec.std == (1,)
 
@@ -171,3 +171,14 @@ def test_an_alpha_channel_of_16_bits_is_no_brightness(tmp_path):
     with pytest.warns(UserWarning, match="1 of 1 images .* have transparency"):
         spec = source.sample_spec
     assert spec.channels == 3 and spec.range[1] < 4096
+
+
+def test_columns_of_one_scale_get_one_std_and_others_each_their_own():
+    rows = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+    alike = rows * [1, 2, 3, 4]
+    one = measure(ArraySource(alike, None, name="x")).std
+    assert len(set(one)) == 1
+    assert one[0] == pytest.approx(np.sqrt(alike.var(0).mean()), rel=1e-3)
+    different = rows * [1, 1, 1, 1000]
+    each = measure(ArraySource(different, None, name="x")).std
+    assert each == pytest.approx(different.std(0), rel=1e-3)
