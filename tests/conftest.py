@@ -30,11 +30,6 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("any speed")
 
 
-def pytest_configure(config):
-    """Images with transparency are no errors: `measure` counts their warnings."""
-    config.addinivalue_line("filterwarnings", "ignore::meanshift.data.measure.Transparency")
-
-
 @pytest.fixture
 def make_images():
     """Write a folder of small random JPEG files: `{class or "": count}`, reproducibly."""

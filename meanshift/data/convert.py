@@ -41,11 +41,14 @@ def convert(
 def match_channels(
     stored: Shaped[Tensor, "*shape"], spec: SampleSpec, channel_dim: int
 ) -> Shaped[Tensor, "*converted"]:
-    """Convert only the channels: gray and RGB to one another, an alpha channel to white."""
+    """Convert only the channels: gray and RGB to one another, an alpha channel to white.
+
+    A second or fourth channel is alpha only where the file says so (`mark_alpha`), else a band.
+    """
     channels = stored.shape[channel_dim]
     if channels == spec.channels:
         return stored
-    if spec.kind == "image" and channels in (2, 4) and spec.channels in (1, 3):
+    if spec.kind == "image" and has_alpha(stored) and spec.channels in (1, 3):
         return match_channels(_on_white(stored, channel_dim), spec, channel_dim)
     if spec.kind == "image" and channels == 1 and spec.channels == 3:
         shape = list(stored.shape)
@@ -58,6 +61,17 @@ def match_channels(
         return gray.to(stored.dtype).unsqueeze(channel_dim)
     name = "columns" if spec.kind == "vector" else "channels"
     raise ValueError(f"{channels} {name}; the network takes {spec.channels}")
+
+
+def mark_alpha(image: Tensor) -> Tensor:
+    """Record that the last channel of an image is alpha, as its file says."""
+    image.last_channel_is_alpha = True  # type: ignore[attr-defined]
+    return image
+
+
+def has_alpha(image: Tensor) -> bool:
+    """Whether the last channel of an image was marked as alpha."""
+    return getattr(image, "last_channel_is_alpha", False)
 
 
 def _on_white(stored: Tensor, channel_dim: int) -> Tensor:

@@ -14,9 +14,8 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from meanshift.data import dicom, tiff, volumes
-from meanshift.data.convert import torch_dtype
+from meanshift.data.convert import mark_alpha, torch_dtype
 from meanshift.data.file_access import DiskTimeout, Stream, open_regular
-from meanshift.data.measure import Transparency
 from meanshift.data.unreadable import UnreadableSample, refuse_bomb
 
 SUFFIXES = frozenset(
@@ -45,7 +44,7 @@ def read_image(
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             warnings.filterwarnings("ignore", "The image decoding", DeprecationWarning)
             opened = open_regular(file) if isinstance(file, Path) else file
-            pixels, transparent = _decode(opened, title, formats, page)
+            pixels, alpha = _decode(opened, title, formats, page)
     except (UnreadableSample, DiskTimeout):
         raise
     except Image.DecompressionBombError as bomb:
@@ -54,15 +53,13 @@ def read_image(
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         reason = re.sub(r" <_io\.\w+.*?>", "", reason)  # its address in memory differs every time
         raise UnreadableSample(title, f"{type(error).__name__}: {reason}") from None
-    if transparent:
-        warnings.warn(Transparency(), stacklevel=2)
-    return torch.from_numpy(pixels).permute(2, 0, 1)
+    return as_channels_first(pixels, alpha=alpha)
 
 
 def _decode(
     file: Stream, title: str, formats: tuple[str, ...] | None, page: int
 ) -> tuple[np.ndarray, bool]:
-    """The pixels of a file, channels last, and whether the last one is transparency."""
+    """The pixels of a file, channels last, and whether the last one is alpha."""
     if formats is None and dicom.is_dicom(file):
         return dicom.read_frame(file, title, page), False
     if formats is None and tiff.needs_tifffile(file):
@@ -98,17 +95,25 @@ def _has_16_bits(file: Stream) -> bool:
 
 
 def to_array(image: Image.Image) -> tuple[np.ndarray, bool]:
-    """The pixels of an opened image, channels last, and whether the last one is transparency.
+    """The pixels of an opened image, channels last, and whether the last one is alpha.
 
     Gray stays gray and 16 bits stay 16 bits; palettes, CMYK and the like become RGB.
     """
     is_gray = image.mode in ("1", "L", "La", "LA")
     is_deep = image.mode == "F" or image.mode.startswith("I")
-    transparent = image.has_transparency_data and not is_deep
+    alpha = image.has_transparency_data and not is_deep
     if is_deep:
         pixels = torch_dtype(np.array(image))
-    elif transparent:
+    elif alpha:
         pixels = np.array(image.convert("LA" if is_gray else "RGBA"))
     else:
         pixels = np.array(image.convert("L" if is_gray else "RGB"))
-    return pixels[..., None] if pixels.ndim == 2 else pixels, transparent
+    return pixels[..., None] if pixels.ndim == 2 else pixels, alpha
+
+
+def as_channels_first(
+    pixels: np.ndarray, *, alpha: bool
+) -> Shaped[Tensor, "channels height width"]:
+    """Pixels as a tensor, marked where the last channel is alpha."""
+    image = torch.from_numpy(pixels).permute(2, 0, 1)
+    return mark_alpha(image) if alpha else image

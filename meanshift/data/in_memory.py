@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from meanshift.config.samples import Kind
 from meanshift.data.arrays import ArraySource
-from meanshift.data.decode import read_image, to_array
-from meanshift.data.measure import Transparency
+from meanshift.data.decode import as_channels_first, read_image, to_array
 from meanshift.data.signals import SUFFIXES as SIGNAL_SUFFIXES
 from meanshift.data.signals import read_signal
 from meanshift.data.source import Source, file_signature
@@ -230,10 +228,8 @@ def prepare(sample: Any, title: str, kind: Kind | None = None) -> Path | Image.I
 
 def _image_values(image: Image.Image) -> Shaped[Tensor, "channels height width"]:
     """The values of a PIL image, as those of its file."""
-    pixels, transparent = to_array(ImageOps.exif_transpose(image))
-    if transparent:
-        warnings.warn(Transparency(), stacklevel=2)
-    return torch.from_numpy(pixels).permute(2, 0, 1)
+    pixels, alpha = to_array(ImageOps.exif_transpose(image))
+    return as_channels_first(pixels, alpha=alpha)
 
 
 def _numbered(

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from meanshift.config import Data, SampleSpec
-from meanshift.data.convert import convert, match_channels, name_of
+from meanshift.data.convert import convert, has_alpha, match_channels, name_of
 from meanshift.data.unreadable import UnreadableSample
 from meanshift.runtime import rng
 
@@ -34,13 +34,6 @@ this many times that of the median"""
 _PIXELS = 4096  # of each sample, spread over it, so that large ones do not fill the memory
 
 
-class Transparency(UserWarning):
-    """An image has an alpha channel, which is blended with white."""
-
-
-warnings.simplefilter("ignore", Transparency, append=True)  # `measure` counts them
-
-
 def measure(source: Source, settings: Data | None = None) -> SampleSpec:
     """Describe the samples of a source by some of them; what is set stays as it is.
 
@@ -48,7 +41,8 @@ def measure(source: Source, settings: Data | None = None) -> SampleSpec:
     are measured. The columns of vectors that have one scale, as embeddings do, get one std.
     """
     settings = settings or Data()
-    looked_at, transparent = _look_at(source)
+    looked_at = list(_read_some(source, LOOKED_AT))
+    transparent = sum(map(has_alpha, looked_at))
     kind = source.kind
     if not looked_at:
         return _of_unreadable(source, settings)
@@ -57,7 +51,7 @@ def measure(source: Source, settings: Data | None = None) -> SampleSpec:
             f"data.kind: got {settings.kind}, and {source.name} holds {kind}s; arrays of signals "
             f"are named `signals` in an .npz file"
         )
-    stored = _common_channels(looked_at, alpha=bool(transparent))
+    stored = _common_channels(looked_at)
     channels = settings.channels or stored
     convertible = {1, 3} if kind == "image" and stored in (1, 3) else {stored}
     if channels not in convertible | ({stored + 1} if transparent else set()):
@@ -101,17 +95,6 @@ def _of_unreadable(source: Source, settings: Data) -> SampleSpec:
     return settings.sample_spec
 
 
-def _look_at(source: Source) -> tuple[list[Tensor], int]:
-    """Some samples, and how many of them have an alpha channel."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", Transparency)
-        looked_at = list(_read_some(source, LOOKED_AT))
-    others = [warning for warning in caught if not issubclass(warning.category, Transparency)]
-    for warning in others:
-        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    return looked_at, len(caught) - len(others)
-
-
 def _read_some(source: Source, count: int) -> Iterator[Tensor]:
     """The readable ones of some samples, chosen by the number of samples alone."""
     for index in rng.choice(0, len(source), count, rng.SAMPLE).tolist():
@@ -121,10 +104,9 @@ def _read_some(source: Source, count: int) -> Iterator[Tensor]:
             continue
 
 
-def _common_channels(samples: list[Tensor], *, alpha: bool) -> int:
+def _common_channels(samples: list[Tensor]) -> int:
     """Gray among RGB counts as RGB; otherwise what most samples have, an alpha channel aside."""
-    without_alpha = {2: 1, 4: 3} if alpha else {}
-    counts = Counter(without_alpha.get(len(sample), len(sample)) for sample in samples)
+    counts = Counter(len(sample) - has_alpha(sample) for sample in samples)
     return 3 if set(counts) == {1, 3} else counts.most_common(1)[0][0]
 
 

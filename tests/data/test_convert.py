@@ -11,7 +11,7 @@ from meanshift.config import SampleSpec
 from meanshift.config.samples import RGB
 from meanshift.data import UnreadableSample
 from meanshift.data.arrays import ArraySource
-from meanshift.data.convert import blank, convert
+from meanshift.data.convert import blank, convert, mark_alpha
 from meanshift.data.folder import FolderSource
 
 RANDOM = np.random.default_rng(0)
@@ -67,6 +67,15 @@ def test_other_channels_are_refused(channels, wanted):
     spec = SampleSpec(channels=wanted, mean=(0.5,) * wanted, std=(0.5,) * wanted)
     with pytest.raises(ValueError, match=f"{channels} channels; the network takes {wanted}"):
         convert(stored(channels, 4, 4), spec)
+
+
+@pytest.mark.parametrize(("channels", "wanted"), [(2, 1), (2, 3), (4, 1), (4, 3)])
+def test_alpha_is_blended_only_where_the_file_says_so(channels, wanted):
+    spec = SampleSpec(channels=wanted, mean=(0.5,) * wanted, std=(0.5,) * wanted)
+    image = stored(channels, 4, 4)
+    with pytest.raises(ValueError, match=f"{channels} channels; the network takes {wanted}"):
+        convert(image, spec)
+    assert convert(mark_alpha(image), spec).shape == (wanted, 4, 4)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -2,18 +2,15 @@
 
 import os
 import threading
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from meanshift.config.samples import RGB
 from meanshift.data import UnreadableSample, file_access
-from meanshift.data.convert import convert
+from meanshift.data.convert import convert, has_alpha
 from meanshift.data.decode import read_image
-from meanshift.data.measure import Transparency
 from tests.support.sources import truncate_file, write_deep_png
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
@@ -31,10 +28,10 @@ def test_rgb_comes_through_unchanged(tmp_path):
 
 def transparent(path, image, **options):
     """The same for an image with an alpha channel, as it is stored and as RGB."""
-    with pytest.warns(Transparency):
-        pixels = saved(path, image, **options)
-    blended = convert(torch.from_numpy(pixels), RGB, channel_dim=2)
-    return pixels, blended.numpy()
+    pixels = saved(path, image, **options)
+    decoded = read_image(path)
+    assert has_alpha(decoded)
+    return pixels, convert(decoded, RGB).permute(1, 2, 0).numpy()
 
 
 def test_gray_stays_gray(tmp_path):
@@ -107,8 +104,9 @@ def test_16_bit_gray_keeps_its_values(tmp_path, suffix):
 def test_16_bit_colors_keep_their_values(tmp_path, channels):
     deep = np.random.default_rng(1).integers(0, 65536, (6, 8, channels)).astype(np.uint16)
     write_deep_png(tmp_path / "a.png", deep)
-    with nullcontext() if channels == 3 else pytest.warns(Transparency):
-        pixels = read_image(tmp_path / "a.png").permute(1, 2, 0).numpy()
+    decoded = read_image(tmp_path / "a.png")
+    assert has_alpha(decoded) == (channels == 4)
+    pixels = decoded.permute(1, 2, 0).numpy()
     assert pixels.dtype == np.int32 and np.array_equal(pixels, deep)
 
 

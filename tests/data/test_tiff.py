@@ -8,10 +8,9 @@ from PIL import Image
 
 from meanshift.config.samples import RGB
 from meanshift.data import UnreadableSample, tiff
-from meanshift.data.convert import convert
+from meanshift.data.convert import convert, has_alpha
 from meanshift.data.decode import read_image
 from meanshift.data.folder import FolderSource
-from meanshift.data.measure import Transparency
 
 RANDOM = np.random.default_rng(0)
 
@@ -83,8 +82,20 @@ def test_a_fourth_band_is_no_transparency_but_alpha_is(tmp_path):
     assert np.array_equal(read(tmp_path / "bands.tif"), pixels)
     assert FolderSource(tmp_path).sample_spec.channels == 4
     Image.fromarray(pixels).save(tmp_path / "alpha.tif")
-    with pytest.warns(Transparency):
-        assert np.array_equal(read(tmp_path / "alpha.tif"), pixels)
+    assert np.array_equal(read(tmp_path / "alpha.tif"), pixels)
+    assert has_alpha(read_image(tmp_path / "alpha.tif"))
+    assert not has_alpha(read_image(tmp_path / "bands.tif"))
+
+
+def test_a_fourth_band_among_rgb_files_is_refused_by_name(tmp_path, make_images):
+    make_images(tmp_path, {"": 170})
+    write(tmp_path / "zbands.tif", bands(4, "uint8"), photometric="rgb", extrasamples=[0])
+    Image.fromarray(bands(4, "uint8")).save(tmp_path / "zzalpha.tif")
+    source = FolderSource(tmp_path)
+    assert source.sample_spec == RGB  # neither is among those that are looked at
+    assert source.sample(171).shape[0] == 3
+    with pytest.raises(UnreadableSample, match=r"zbands\.tif.*4 channels; the network takes 3"):
+        source.sample(170)
 
 
 def test_8_bit_colors_do_not_need_tifffile(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as TF
 
 from meanshift.data import Source, UnreadableSample
-from meanshift.data.convert import match_channels
+from meanshift.data.convert import has_alpha, mark_alpha, match_channels
 from meanshift.data.decode import read_image
 from meanshift.evaluation.knn import CHUNK, neighbors
 from meanshift.models.encoder import build_backbone
@@ -80,7 +80,7 @@ class Searcher:
         """The images nearest to any image, nearest first, and their distances (1 - cosine)."""
         features, indices = self.features(name, epoch)
         spec = self.run.config.data.sample_spec
-        if len(image) in (2, 4) and spec.channels in (1, 3):  # transparency
+        if has_alpha(image):
             image = match_channels(image, spec, 0)
         query = extract_features(
             self._backbone(self.run.snapshot(epoch)),
@@ -162,7 +162,8 @@ def decode_upload(content: bytes) -> Shaped[Tensor, "channels height width"]:
     height, width = image.shape[1:]
     longest = 4 * min(height, width)
     if max(height, width) > longest:
-        image = TF.center_crop(image, [min(height, longest), min(width, longest)])
+        cropped = TF.center_crop(image, [min(height, longest), min(width, longest)])
+        image = mark_alpha(cropped) if has_alpha(image) else cropped
     return image
 
 

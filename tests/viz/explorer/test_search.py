@@ -122,6 +122,7 @@ def odd_image(kind, pixels):
         "alpha": image.convert("RGBA"),
         "rotated": image,
         "strip": Image.new("RGB", (60_000, 1)),
+        "alpha strip": Image.new("RGBA", (60_000, 1)),
         "one pixel": Image.new("RGB", (1, 1)),
     }
     buffer = io.BytesIO()
@@ -129,7 +130,9 @@ def odd_image(kind, pixels):
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize("kind", ["gray16", "palette", "alpha", "strip", "one pixel", "rotated"])
+@pytest.mark.parametrize(
+    "kind", ["gray16", "palette", "alpha", "strip", "alpha strip", "one pixel", "rotated"]
+)
 def test_odd_images_are_read(port, run, kind):
     upload = odd_image(kind, read_pixels(run, 3))
     assert post(port, "/api/search?epoch=2", upload).status == 200
