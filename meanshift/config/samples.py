@@ -29,6 +29,8 @@ class SampleSpec:
     range: tuple[float, float] = (0.0, 255.0)
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
+    sampling_rate: int = 0
+    """of sound in Hz; 0 where it is not known"""
 
     @property
     def is_bytes(self) -> bool:
@@ -56,7 +58,8 @@ class SampleSpec:
         parts = "columns" if self.kind == "vector" else "channels"
         parts = parts if self.channels != 1 else parts[:-1]
         if self.kind != "image":
-            return f"{name} of {self.channels} {parts}"
+            rate = f" at {self.sampling_rate:,} Hz" if self.sampling_rate else ""
+            return f"{name} of {self.channels} {parts}{rate}"
         scale = f"{low:g} to {high:g} become 0 to 1"
         return f"{name} of {self.channels} {parts}, {self.depth}, {scale}"
 

@@ -27,6 +27,7 @@ FORMAT = 2
 
 
 _DTYPES = ("auto", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+_SAMPLE_FIELDS = ("kind", "channels", "dtype", "range", "mean", "std", "sampling_rate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +64,15 @@ class Data:
     """mean of each channel after that; `auto`: ImageNet's for 8-bit RGB, else measured"""
     std: tuple[float, ...] | str = "auto"
     """standard deviation of each channel; as `mean`"""
+    sampling_rate: int = 0
+    """sampling rate of sound in Hz (0: as in the source); files of another one are unreadable"""
 
     @property
     def sample_spec(self) -> SampleSpec:
         """What the network sees; what is still `auto` counts as for 8-bit RGB images."""
         known: dict[str, Any] = {
             name: value
-            for name in ("kind", "channels", "dtype", "range", "mean", "std")
+            for name in _SAMPLE_FIELDS
             if (value := getattr(self, name)) not in ("auto", "minmax", 0)
         }
         return SampleSpec(**known)
@@ -81,8 +84,7 @@ class Data:
 
     def recalling(self, run: Data) -> Data:
         """These settings with what a run has found out about its samples, where nothing is set."""
-        names = ("kind", "channels", "dtype", "range", "mean", "std")
-        unset = [name for name in names if getattr(self, name) in ("auto", "minmax", 0)]
+        unset = [name for name in _SAMPLE_FIELDS if getattr(self, name) in ("auto", "minmax", 0)]
         return dataclasses.replace(self, **{name: getattr(run, name) for name in unset})
 
     def __post_init__(self) -> None:
@@ -105,6 +107,7 @@ class Data:
 
     def _check_samples(self) -> None:
         need(0 <= self.channels <= 100_000, "data.channels", self.channels, "0 to 100000")
+        need(self.sampling_rate >= 0, "data.sampling_rate", self.sampling_rate, "0 or more")
         need(self.dtype in _DTYPES, "data.dtype", self.dtype, "one of " + ", ".join(_DTYPES))
         words = ("auto", "minmax")
         ordered = self.range in words or (

@@ -62,8 +62,8 @@ class FolderSource(Source):
         self.pages = [image.page for image in images]
         self.wholes = [image.whole for image in images]
         """the stack or the patient that each image belongs to; empty for none"""
-        self.rate = 0 if self.kind == "image" else common_rate([root / file for file in self.files])
-        """sampling rate of sound in Hz; files of another one count as unreadable"""
+        if self.kind == "signal":  # files of another sampling rate count as unreadable
+            self.sampling_rate = common_rate([root / file for file in self.files])
         if table is not None:
             self.classes = sorted(set(table.values()) - {""})
             number = {name: i for i, name in enumerate(self.classes)}
@@ -111,7 +111,7 @@ class FolderSource(Source):
     def read(self, index: int) -> Shaped[Tensor, "channels *size"]:
         file = self.root / self.files[index]
         if self.kind == "signal":
-            return read_signal(file, rate=self.rate)
+            return read_signal(file, rate=self.sampling_rate)
         return read_image(file, page=max(0, self.pages[index]))
 
 

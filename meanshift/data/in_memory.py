@@ -18,7 +18,7 @@ from meanshift.config.samples import Kind
 from meanshift.data.arrays import ArraySource
 from meanshift.data.decode import as_channels_first, read_image, to_array
 from meanshift.data.signals import SUFFIXES as SIGNAL_SUFFIXES
-from meanshift.data.signals import read_signal
+from meanshift.data.signals import common_rate, read_signal
 from meanshift.data.source import Source, file_signature
 from meanshift.data.unreadable import UnreadableSample
 from meanshift.runtime.progress import progress
@@ -94,6 +94,9 @@ class SampleSource(Source):
             self.samples = [prepare(each, f"#{i}", kind) for i, each in enumerate(samples)]
             if kind is None and all(map(_is_sound, self.samples)):
                 self.kind = "signal"
+            if self.kind == "signal":
+                files = [each.expanduser() for each in self.samples if isinstance(each, Path)]
+                self.sampling_rate = common_rate(files)
         numbers, classes = _numbered(labels, self.size, name)
         self.labels = None if numbers is None else torch.from_numpy(numbers)
         self.classes = classes or []
@@ -114,7 +117,7 @@ class SampleSource(Source):
         except Exception as error:  # whatever the Dataset of a user raises
             raise UnreadableSample(title, f"{type(error).__name__}: {error}") from None
         if isinstance(sample, Path) and self.kind == "signal":
-            return read_signal(sample.expanduser())
+            return read_signal(sample.expanduser(), rate=self.sampling_rate)
         if isinstance(sample, Path):
             return read_image(sample.expanduser(), title=title)
         return _image_values(sample) if isinstance(sample, Image.Image) else sample.read(0)

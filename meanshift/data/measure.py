@@ -66,8 +66,18 @@ def measure(source: Source, settings: Data | None = None) -> SampleSpec:
             f"it as a channel",
             stacklevel=3,
         )
+    if settings.sampling_rate and source.sampling_rate not in (0, settings.sampling_rate):
+        raise ValueError(
+            f"data.sampling_rate: got {settings.sampling_rate} Hz, and {source.name} has "
+            f"{source.sampling_rate} Hz; convert the files (ffmpeg -ar {settings.sampling_rate})"
+        )
     dtype = _common_dtype(source, looked_at) if settings.dtype == "auto" else settings.dtype
-    spec = SampleSpec(kind=kind, channels=channels, dtype=dtype)
+    spec = SampleSpec(
+        kind=kind,
+        channels=channels,
+        dtype=dtype,
+        sampling_rate=source.sampling_rate or settings.sampling_rate,
+    )
     if kind == "image" and dtype == "uint8" and settings.range in ("auto", (0.0, 255.0)):
         values_range = (0.0, 255.0)
         if channels == 3 and settings.mean == settings.std == "auto":

@@ -119,7 +119,7 @@ def _open_folder(root: Path, labels: Path | None) -> dict[str, Source]:
         name: FolderSource(part, table, _prefixes(root, name, part)) for name, part in parts.items()
     }
     for source in sources.values():
-        source.rate = sources["train"].rate or source.rate
+        source.sampling_rate = sources["train"].sampling_rate or source.sampling_rate
     if any(part not in (root, root / name) for name, part in parts.items()):
         listed = (
             f"{sources[name].prefixes[0]} is {name} ({len(sources[name])} images)" for name in parts

@@ -37,6 +37,8 @@ class Source(ABC):
     groups: Int[Tensor, " n"] | None = None
     """images of one group (a patient, a video) have one number, and stay on one side of a split"""
     kind: Kind = "image"
+    sampling_rate: int = 0
+    """of sound in Hz; 0 where it is not known"""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -86,6 +88,11 @@ class Source(ABC):
             raise ValueError(
                 f"{network}: takes {spec.kind}s of {spec.channels} channels, and {self.name} has "
                 f"{stored.kind}s of {stored.channels}; need weights that were trained on such"
+            )
+        if spec.sampling_rate and stored.sampling_rate not in (0, spec.sampling_rate):
+            raise ValueError(
+                f"{network}: takes sound of {spec.sampling_rate} Hz, and {self.name} has "
+                f"{stored.sampling_rate} Hz; convert the files (ffmpeg -ar {spec.sampling_rate})"
             )
         if (spec.dtype == "uint8") != (stored.dtype == "uint8") and spec.kind == "image":
             low, high = stored.range
@@ -169,6 +176,7 @@ class Subset(Source):
 
     def __post_init__(self) -> None:
         self.kind = self.source.kind
+        self.sampling_rate = self.source.sampling_rate
         self.name = self.source.name
         self.classes = self.source.classes
         self.labels = None if self.source.labels is None else self.source.labels[self.indices]

@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from meanshift.config import Data
 from meanshift.data import UnreadableSample, open_source
 from meanshift.data.folder import FolderSource
+from meanshift.data.in_memory import as_source
+from meanshift.data.measure import measure
 from meanshift.data.signals import common_rate, read_signal
 from meanshift.transforms.eval import eval_transform
 from tests.support.signals import write_tones, write_wav
@@ -116,7 +119,7 @@ def test_another_sampling_rate_is_not_mixed_in(tmp_path):
         write_wav(tmp_path / f"{index}.wav", np.arange(50), rate=16_000 if index == 0 else 8000)
     np.save(tmp_path / "4.npy", np.arange(50))
     source = FolderSource(tmp_path)
-    assert source.rate == 8000
+    assert source.sampling_rate == source.sample_spec.sampling_rate == 8000
     assert source.read(1).shape == source.read(4).shape == (1, 50)
     with pytest.raises(UnreadableSample, match=r"sampled at 16000 Hz, most others at 8000"):
         source.read(0)
@@ -129,6 +132,22 @@ def test_all_splits_have_the_rate_of_the_first(tmp_path):
     assert splits["train"].read(0).shape == (1, 50)
     with pytest.raises(UnreadableSample, match="11025"):
         splits["val"].read(0)
+
+
+def test_sound_of_another_rate_than_the_networks_is_refused(tmp_path):
+    for rate in (8000, 16_000):
+        write_wav(tmp_path / f"{rate}" / "a.wav", np.arange(50), rate=rate)
+    trained = FolderSource(tmp_path / "8000").sample_spec
+    other = FolderSource(tmp_path / "16000")
+    message = "takes sound of 8000 Hz, and .*16000 has 16000 Hz; convert .*ffmpeg -ar 8000"
+    for source in (other, other.subset(torch.tensor([0])), as_source([tmp_path / "16000/a.wav"])):
+        with pytest.raises(ValueError, match=message.replace(".*16000 has", ".* has")):
+            source.adapted(trained, "RUN")
+    with pytest.raises(ValueError, match=r"data\.sampling_rate: got 8000 Hz, and .* has 16000"):
+        measure(other, Data(sampling_rate=8000))
+    unknown = as_source([np.zeros((1, 50), np.float32)] * 2, kind="signal")
+    assert unknown.adapted(trained, "RUN").sample(0).shape == (1, 50)
+    assert FolderSource(tmp_path / "8000").adapted(trained, "RUN").sample(0).shape == (1, 50)
 
 
 def test_the_rate_is_the_most_common_of_readable_files(tmp_path):
