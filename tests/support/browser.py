@@ -1,0 +1,16 @@
+"""What every page must pass in a real browser."""
+
+from axe_playwright_python.sync_playwright import Axe
+
+SERIOUS = ("serious", "critical")
+
+
+def assert_accessible(page):
+    """Fail if axe-core finds a serious violation on the page as it is shown now."""
+    violations = Axe().run(page).response["violations"]
+    serious = [
+        f"{found['id']}: {found['help']} at {[node['html'][:200] for node in found['nodes'][:3]]}"
+        for found in violations
+        if found["impact"] in SERIOUS
+    ]
+    assert serious == [], "\n".join(serious)
