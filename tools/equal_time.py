@@ -59,6 +59,9 @@ def configurations() -> dict[str, Config]:
             own = {"method.teacher": TEACHER} if name == "compress" else {}
             other = BASE.with_overrides({"method.name": name, **own})
             table[name] = replace(other, optim=BASE.optim)
+            if hasattr(other.method, "fill_memory"):
+                filled = table[name].with_overrides({"method.fill_memory": True})
+                table[f"{name}, filled memory"] = filled
     return table
 
 

@@ -23,10 +23,9 @@ from torch import Tensor, nn
 
 from meanshift.config import Views, ViewSpec
 from meanshift.methods.base import Batch, BuildContext, Method, Progress, StepOutput
-from meanshift.methods.embeddings import check_embedding, normalize
+from meanshift.methods.embeddings import normalize
 from meanshift.methods.multi_crop import LARGE_CROPS, embed_crops, multi_crop_views
-from meanshift.methods.sample_memory import SampleMemory, require_ids
-from meanshift.models.features import eval_mode
+from meanshift.methods.sample_memory import SampleMemory, embed_samples, require_ids
 from meanshift.ops.kmeans import spherical_kmeans
 from meanshift.runtime import distributed, rng
 
@@ -124,16 +123,10 @@ class DeepClusterV2(Method):
     @torch.no_grad()
     def _fill(self, batches: Iterator[Batch]) -> None:
         """Fill the memory with the centered embedding of a view of each sample, for both crops."""
-        ids = [self.assignments.new_empty(0)]
-        outputs = [self.memory.rows[:0, : self.dim]]
-        with eval_mode(self.online) as encoder:
-            for batch in batches:  # another number of them in each process: exchanged at the end
-                ids.append(batch.ids)
-                outputs.append(check_embedding(encoder(batch.views[0]), self.dim).to(outputs[0]))
-        z = torch.cat(outputs)
+        ids, z = embed_samples(self.online, batches, self.memory.rows[:, : self.dim])
         count = distributed.all_sum(z.new_full((), len(z)))
         z = normalize(z - distributed.all_sum(z.sum(0)) / count)
-        self.memory.update(torch.cat(ids), z.repeat(1, LARGE_CROPS))
+        self.memory.update(ids, z.repeat(1, LARGE_CROPS))
 
     def memory_use(self, batch_size: int) -> dict[str, int]:
         clusters = {"their clusters, also in each checkpoint": self.assignments.nbytes}

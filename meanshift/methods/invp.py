@@ -18,6 +18,7 @@ Not verified: the settings of the paper's CIFAR experiments beyond the comments 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from meanshift.config import Views, ViewSpec
-from meanshift.methods.base import BuildContext, Method, Metrics, Progress, StepOutput
+from meanshift.methods.base import Batch, BuildContext, Method, Metrics, Progress, StepOutput
 from meanshift.methods.embeddings import check_embedding, normalize
 from meanshift.methods.neighbor_graph import NeighborGraph
 from meanshift.methods.sample_memory import SampleMemory, require_ids
@@ -60,6 +61,7 @@ class InvP(Method):
         positives: int = 50,
         invariance: float = 0.6,
         memory_momentum: float = 0.5,
+        fill_memory: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -72,11 +74,17 @@ class InvP(Method):
         self.invariance = invariance
         self.weight = invariance  # the present one: 0 in the warm-up
         self.online = encoder
+        self.fill_memory = fill_memory
         self.memory = SampleMemory(samples, dim, momentum=memory_momentum, seed=seed)
         if k >= self.background:
             raise ValueError(f"k={k} neighbors of {self.background} samples; need fewer: lower k")
         self.graph = NeighborGraph(samples, k)
         self._updates: list[tuple[Tensor, Tensor, Tensor]] = []  # ids, embeddings, neighbors
+
+    def begin_epoch(self, now: Progress, batches: Callable[[], Iterator[Batch]]) -> None:
+        """Before the first step, fill the memory if the settings ask for it."""
+        if self.fill_memory and not bool(self.memory.seen.any()):
+            self.memory.fill(self.online, batches())
 
     def forward(
         self,
@@ -143,7 +151,8 @@ class InvP(Method):
             hidden = [settings.hidden or features] if settings.head == "mlp" else []
             return head([features, *hidden, settings.dim], batch_norm=False)
 
-        names = "temperature background k layers positives invariance memory_momentum".split()
+        names = "temperature background k layers positives invariance".split()
+        names += ["memory_momentum", "fill_memory"]
         method = cls(
             context.encoder(projector=projector),
             settings.dim,

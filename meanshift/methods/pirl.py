@@ -17,6 +17,7 @@ Not verified: the paper's own program, of which VISSL is the successor.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from meanshift.config import Views, ViewSpec
-from meanshift.methods.base import BuildContext, Method, StepOutput
+from meanshift.methods.base import Batch, BuildContext, Method, Progress, StepOutput
 from meanshift.methods.embeddings import check_embedding, normalize
 from meanshift.methods.nce import NCELoss
 from meanshift.methods.sample_memory import SampleMemory, require_ids
@@ -59,6 +60,7 @@ class PIRL(Method):
         negatives: int = 32_000,
         patch_weight: float = 0.5,
         memory_momentum: float = 0.5,
+        fill_memory: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -69,9 +71,15 @@ class PIRL(Method):
         self.online = encoder
         self.patch_projector = nn.Linear(features, dim)
         self.patches_projector = nn.Linear(GRID**2 * dim, dim)
+        self.fill_memory = fill_memory
         self.memory = SampleMemory(samples, dim, momentum=memory_momentum, seed=seed)
         self.negatives = min(negatives, samples)
         self.nce = NCELoss(samples, temperature)
+
+    def begin_epoch(self, now: Progress, batches: Callable[[], Iterator[Batch]]) -> None:
+        """Before the first step, fill the memory if the settings ask for it."""
+        if self.fill_memory and not bool(self.memory.seen.any()):
+            self.memory.fill(self.online, batches())
 
     def forward(
         self,
@@ -122,7 +130,7 @@ class PIRL(Method):
     @classmethod
     def build(cls, settings: Any, context: BuildContext) -> PIRL:
         encoder = context.encoder(projector=lambda features: head([features, settings.dim]))
-        names = ["temperature", "negatives", "patch_weight", "memory_momentum"]
+        names = "temperature negatives patch_weight memory_momentum fill_memory".split()
         return cls(
             encoder,
             settings.dim,

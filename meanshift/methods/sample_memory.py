@@ -5,13 +5,20 @@ InvP, PIRL, CMSF, DeepCluster-v2 and SeLa-v2 have it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from meanshift.methods.embeddings import normalize
+from meanshift.methods.embeddings import check_embedding, normalize
 from meanshift.methods.finite import require_finite
+from meanshift.models.features import eval_mode
 from meanshift.runtime import distributed
+
+if TYPE_CHECKING:
+    from meanshift.methods.base import Batch
 
 
 class SampleMemory(nn.Module):
@@ -50,20 +57,42 @@ class SampleMemory(nn.Module):
         return self.rows[ids.to(self.rows.device, non_blocking=True)]
 
     @torch.no_grad()
-    def update(self, ids: Int[Tensor, " batch"], rows: Float[Tensor, "batch dim"]) -> None:
+    def update(
+        self, ids: Int[Tensor, " batch"], rows: Float[Tensor, "batch dim"], *, replace: bool = False
+    ) -> None:
         """Write the rows of the samples of all processes.
 
         With a momentum, a row becomes momentum times the old row plus the rest of the new one, of
-        unit length. Of a sample that is in a batch more than once the last row counts.
+        unit length, unless it is to `replace` the old one. Of a sample that is in a batch more than
+        once the last row counts.
         """
         require_finite(rows.detach(), "the embeddings for the memory")
         counts = distributed.all_lengths(len(ids))
         ids = distributed.all_gather_rows(ids.to(self.rows.device, non_blocking=True), counts)
         new = distributed.all_gather_rows(rows.detach().to(self.rows), counts)
-        if self.momentum:
+        if self.momentum and not replace:
             new = normalize(torch.lerp(new, self.rows[ids], self.momentum))
         self.rows[ids] = new[last_of_each(ids)]
         self.seen[ids] = True
+
+    def fill(self, encoder: nn.Module, batches: Iterator[Batch]) -> None:
+        """Write the embedding of every sample; `encoder` is not trained by it."""
+        ids, embeddings = embed_samples(encoder, batches, self.rows)
+        self.update(ids, normalize(embeddings), replace=True)
+
+
+@torch.no_grad()
+def embed_samples(
+    encoder: nn.Module, batches: Iterator[Batch], like: Float[Tensor, "size dim"]
+) -> tuple[Int[Tensor, " n"], Float[Tensor, "n dim"]]:
+    """The ids and embeddings of all samples of this process, in the type of `like`."""
+    ids = [torch.empty(0, dtype=torch.int64, device=like.device)]
+    outputs = [like[:0]]
+    with eval_mode(encoder):
+        for batch in batches:  # another number of them in each process: exchanged at the end
+            ids.append(batch.ids)
+            outputs.append(check_embedding(encoder(batch.views[0]), like.shape[1]).to(like))
+    return torch.cat(ids), torch.cat(outputs)
 
 
 def require_ids(ids: Int[Tensor, " batch"] | None, name: str) -> Int[Tensor, " batch"]:

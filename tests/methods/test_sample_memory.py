@@ -1,13 +1,23 @@
 """The memory of one row per sample: reading, writing, momentum, several processes."""
 
+import copy
 import time
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from meanshift.config.recipes import recipe
+from meanshift.data.arrays import ArraySource
+from meanshift.methods import Progress
+from meanshift.methods.invp import InvP
 from meanshift.methods.neighbor_graph import NeighborGraph
+from meanshift.methods.pirl import PIRL
 from meanshift.methods.sample_memory import SampleMemory, last_of_each, require_ids
 from meanshift.runtime import distributed
+from meanshift.training.session import build_method
 from tests.support.forked import in_processes
 
 
@@ -129,3 +139,50 @@ def test_missing_ids_are_named():
     assert require_ids(ids, "InvP") is ids
     with pytest.raises(ValueError, match="InvP needs the ids of the samples: pass ids"):
         require_ids(None, "InvP")
+
+
+# Filling
+
+
+class Item(NamedTuple):
+    views: list[torch.Tensor]
+    ids: torch.Tensor
+
+
+def passes(samples):
+    """A pass over the data, in two batches."""
+    order = torch.arange(len(samples)).flip(0)
+    return iter([Item([samples[part]], part) for part in order.split(4)])
+
+
+def filled(method, samples):
+    method.memory.update(torch.tensor([0]), rows(1, 3))
+    method.memory.seen.zero_()
+    method.begin_epoch(Progress(0, 3, 2), lambda: passes(samples))
+
+
+@pytest.mark.parametrize("name", ["invp", "pirl"])
+def test_a_memory_is_filled_once_with_the_embeddings_if_the_settings_ask_for_it(name):
+    encoder = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3))
+    samples = rows(6, 5)
+    options = {"samples": 6, "memory_momentum": 0.5, "fill_memory": True}
+    if name == "invp":
+        method = InvP(encoder, 3, k=1, **options)
+    else:
+        method = PIRL(encoder, 3, features=5, **options)
+    before = copy.deepcopy(encoder.state_dict())
+    filled(method, samples)
+    with torch.no_grad():
+        expected = nn.functional.normalize(encoder.eval()(samples), dim=1)
+    torch.testing.assert_close(method.memory.rows, expected)
+    assert method.memory.seen.all()
+    assert all(torch.equal(encoder.state_dict()[key], before[key]) for key in before)
+    method.begin_epoch(Progress(3, 3, 2), lambda: pytest.fail("a second pass"))
+    method.fill_memory = False
+    method.memory.seen.zero_()
+    method.begin_epoch(Progress(0, 3, 2), lambda: pytest.fail("it was not asked for"))
+    source = ArraySource(np.zeros((50, 8, 8, 3), dtype=np.uint8), None, name="black")
+    config = recipe("cifar10-r18").with_overrides({"method.name": name, "encoder.width": 0.125})
+    assert not build_method(config, source).fill_memory
+    config = config.with_overrides({"method.fill_memory": True})
+    assert build_method(config, source).fill_memory

@@ -21,6 +21,9 @@ class SampleMemoryMethod(MethodSettings):
     """temperature of the similarities"""
     memory_momentum: float = 0.5
     """weight of a sample's old row when its new embedding is written"""
+    fill_memory: bool = False
+    """start the memory with the embeddings of one pass over the data, instead of random rows, which
+    the first epoch would learn; the papers' long runs recover from that, short ones do not"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
