@@ -18,6 +18,7 @@ from meanshift.config import Data
 from meanshift.data import open_source
 from meanshift.data.arrays import ArraySource
 from meanshift.doctor import advice, inspection, page, trial
+from tests.support.browser import assert_accessible
 from tests.support.commands import TINY
 
 FAST = [*TINY, "--encoder.name", "conv3"]
@@ -367,6 +368,21 @@ def test_a_full_disk_is_a_problem(tmp_path, make_images, monkeypatch):
 
 
 # The command
+
+
+@pytest.mark.slow
+def test_the_page_is_accessible(tmp_path, make_images, call, chromium):
+    names = {f"a <b>class</b> with a long name, number {i}": 4 for i in range(6)}
+    photos = make_images(tmp_path / "photos", names)
+    code, _, error = call("doctor", photos, "small", "--html", tmp_path / "page.html", *FAST)
+    assert code == 0, error
+    for width in (1280, 390):
+        for scheme in ("light", "dark"):
+            page = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+            page.goto((tmp_path / "page.html").as_uri())
+            assert_accessible(page)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            page.close()
 
 
 def test_the_command_writes_text_json_page_and_sheet(tmp_path, make_images, call):

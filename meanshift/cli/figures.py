@@ -11,7 +11,7 @@ from meanshift.cli.arguments import add_bands
 from meanshift.config.parsing import need
 from meanshift.viz.figures import NAMES
 
-HELP = "the paper's figures of one or more runs, as PNG and SVG"
+HELP = "the paper's figures of one or more runs, as PNG, PDF and SVG, with captions"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

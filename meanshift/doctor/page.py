@@ -98,7 +98,7 @@ def write_sheet(sheet: ViewSheet, path: Path) -> Path:
     cells = [
         [fit(row[0], _SIDE), *(enlarge(view, _SIDE) for view in row[1:])] for row in sheet.rows
     ]
-    figure, axes = style.sheet(style.mosaic(cells, gap=8), top=36)
+    figure, axes = style.sheet(style.mosaic(cells, gap=8), top=36, dpi=style.SCREEN_DPI)
     for column, name in enumerate(sheet.columns):
         color = style.INK if column == 0 else style.QUIET
         axes.text(column * (_SIDE + 8), -8, name, size=6, color=color, va="bottom")

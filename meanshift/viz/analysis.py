@@ -162,6 +162,23 @@ def metric_series(run: Run) -> dict[str, tuple[list[float], list[float]]]:
     return {name: curve for name, curve in run.all_series().items() if name not in _NO_METRICS}
 
 
+def smooth_curve(
+    x: Sequence[float], y: Sequence[float], *, window: float = 0.1, points: int = 20
+) -> list[float]:
+    """The mean of the values around each one, in a window that is a part of the range of x.
+
+    At the start, where curves are steep, the window is as short after a value as before it. A
+    curve of fewer than `points` points stays as it is.
+    """
+    if len(x) < points:
+        return list(y)
+    places = np.asarray(x)
+    values = np.asarray(y)
+    reach = np.minimum(window / 2 * (places[-1] - places[0]), places - places[0])
+    inside = abs(places - places[:, None]) <= reach[:, None]
+    return [float(values[row].mean()) for row in inside]
+
+
 def thin_curve(
     x: Sequence[float], y: Sequence[float], *, points: int = 400
 ) -> tuple[list[float], list[float]]:

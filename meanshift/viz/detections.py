@@ -143,7 +143,7 @@ def draw(
     truths = truths[:MAX_IMAGES]
     detections = detections[:MAX_IMAGES]
     sheet, places = _lay_out(images)
-    figure, axes = style.sheet(sheet, left=16, top=86, right=16, bottom=6)
+    figure, axes = style.sheet(sheet, left=16, top=86, right=16, bottom=6, dpi=style.SCREEN_DPI)
     axes.text(0, -52, summarize(truths, detections, score=score), size=10, weight="bold")
     styles = {FOUND, MISSED, FALSE}
     for image, truth, detection, title, place in zip(
@@ -297,4 +297,4 @@ def _text_width(words: str, points: float) -> float:
         warnings.filterwarnings("ignore", "Glyph")  # of scripts that the font lacks
         font = FontProperties(size=points)
         width, _, _ = text_to_path.get_text_width_height_descent(words, font, ismath=False)
-    return float(width) * style.DPI / 72
+    return float(width) * style.SCREEN_DPI / 72

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import textwrap
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meanshift.runtime.extras import require
-from meanshift.runtime.files import atomic_writer
+from meanshift.runtime.files import atomic_writer, write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,20 +25,28 @@ RULE = "#d9dde5"
 PAPER = "#ffffff"
 ALARM = "#b3261e"
 COLORS = (
-    "#2f6fde", "#e0662b", "#2a9d6f", "#c23a6b", "#8a5bd0",
-    "#a8780a", "#1794a8", "#8c5a3c", "#d957b9", "#7a8a1f",
+    "#2f6fde", "#d97200", "#006900", "#ff2d96", "#009fae",
+    "#782d2d", "#929256", "#782d78", "#e10f2d", "#5a0fb4",
 )  # fmt: skip
-"""Ten colors that differ in lightness as well as in hue; style.css has the same."""
-DPI = 160
+"""Ten colors that differ for the color-blind too; style.css has the same."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")
+"""one per color, so that a gray copy can be read"""
+COLUMN = 3.4
+"""inches: the width of one column of a paper"""
+PAGE = 7.0
+"""inches: the width of both columns"""
+DPI = 300
+SCREEN_DPI = 160
+"""for images of web pages"""
 
 
-def figure(width: float, height: float) -> Figure:
+def figure(width: float, height: float, *, dpi: int = DPI) -> Figure:
     """An empty figure of a size in inches, without the global state of pyplot."""
     require("matplotlib", extra="report", what="figures")
     from matplotlib.figure import Figure
 
     apply_style()
-    return Figure(figsize=(width, height), facecolor=PAPER, layout="constrained")
+    return Figure(figsize=(width, height), dpi=dpi, facecolor=PAPER, layout="constrained")
 
 
 def apply_style() -> None:
@@ -49,13 +58,13 @@ def apply_style() -> None:
         {
             "font.family": "sans-serif",
             "font.sans-serif": ["DejaVu Sans", "Verdana", "sans-serif"],  # for readers of the SVG
-            "font.size": 9,
+            "font.size": 8,
             "text.color": INK,
-            "axes.edgecolor": RULE,
-            "axes.labelcolor": QUIET,
+            "axes.edgecolor": QUIET,
+            "axes.linewidth": 0.6,
+            "axes.labelcolor": INK,
             "axes.titlecolor": INK,
-            "axes.titlesize": 10,
-            "axes.titleweight": "bold",
+            "axes.titlesize": 7.5,
             "axes.titlelocation": "left",
             "axes.spines.top": False,
             "axes.spines.right": False,
@@ -63,13 +72,21 @@ def apply_style() -> None:
             "axes.axisbelow": True,
             "axes.prop_cycle": cycler(color=COLORS),
             "grid.color": RULE,
-            "grid.linewidth": 0.6,
-            "lines.linewidth": 1.6,
+            "grid.linewidth": 0.5,
+            "lines.linewidth": 1.2,
+            "lines.markersize": 3.5,
             "xtick.color": QUIET,
             "ytick.color": QUIET,
             "xtick.major.size": 0,
             "ytick.major.size": 0,
+            "xtick.labelsize": 7,
+            "ytick.labelsize": 7,
+            "axes.formatter.useoffset": False,
+            "legend.fontsize": 7,
             "legend.frameon": False,
+            "figure.constrained_layout.w_pad": 0.02,
+            "figure.constrained_layout.h_pad": 0.02,
+            "pdf.fonttype": 42,  # TrueType, which publishers require
             "svg.hashsalt": "meanshift",  # the same figure gives the same file
             "svg.fonttype": "none",
             "text.parse_math": False,  # a class may be called $100
@@ -77,14 +94,28 @@ def apply_style() -> None:
     )
 
 
+def show_percent(axes: Axes) -> None:
+    """Show the fractions of the vertical axis, when all are plotted, as percentages."""
+    from matplotlib.ticker import PercentFormatter
+
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if high - low >= 0.04 else 1))
+
+
 def sheet(
-    image: NDArray[np.uint8], *, left: int = 8, top: int = 8, right: int = 8, bottom: int = 8
+    image: NDArray[np.uint8],
+    *,
+    left: int = 8,
+    top: int = 8,
+    right: int = 8,
+    bottom: int = 8,
+    dpi: int = DPI,
 ) -> tuple[Figure, Axes]:
     """A figure that shows an image pixel for pixel between margins; its units are pixels."""
     height, width = image.shape[:2]
     total_width = left + width + right
     total_height = top + height + bottom
-    drawn = figure(total_width / DPI, total_height / DPI)
+    drawn = figure(total_width / dpi, total_height / dpi, dpi=dpi)
     drawn.set_layout_engine("none")
     axes = drawn.add_axes(
         (
@@ -138,20 +169,33 @@ def save(
     *,
     title: str,
     text: str,
-    suffixes: Sequence[str] = (".png", ".svg"),
+    suffixes: Sequence[str] = (".png", ".pdf", ".svg", ".txt"),
 ) -> list[Path]:
-    """Write PNG and SVG; both contain the title and a description for those who cannot see them."""
+    """Write a figure in each format, and its caption as text.
+
+    The formats contain title and caption too, for those who cannot see the figure.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    title, text = (words.encode("utf-8", "replace").decode() for words in (title, text))
     _add_fonts(drawn)
-    left_out = {".png": "Software", ".svg": "Date"}  # the same figure gives the same file
+    keys = {  # of the caption, and of what would differ from file to file
+        ".png": ("Description", "Software"),
+        ".pdf": ("Subject", "CreationDate"),
+        ".svg": ("Description", "Date"),
+    }
     files = []
     for suffix in suffixes:
-        metadata = {"Title": title, "Description": text, left_out[suffix]: None}
         target = path.with_name(path.name + suffix)
+        files.append(target)
+        if suffix == ".txt":
+            wrapper = textwrap.TextWrapper(100, break_long_words=False, break_on_hyphens=False)
+            write_text(target, wrapper.fill(f"{title}. {text}") + "\n")
+            continue
+        caption, left_out = keys[suffix]
+        metadata = {"Title": title, caption: text, left_out: None}
         with atomic_writer(target, shared=True) as file, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph")  # `_add_fonts` has warned once of them all
-            drawn.savefig(file, format=suffix[1:], dpi=DPI, metadata=metadata)
-        files.append(target)
+            drawn.savefig(file, format=suffix[1:], dpi=drawn.dpi, metadata=metadata)
     return files
 
 
@@ -167,7 +211,7 @@ def _add_fonts(drawn: Figure) -> None:
             text.set_fontfamily(["sans-serif", *families])
     if missing:
         warnings.warn(
-            f"no installed font has the characters {missing[:20]}, so they are boxes in the PNG; "
+            f"no installed font has the characters {missing[:20]}, so PNG and PDF show boxes; "
             f"install one, such as Noto Sans CJK, and draw again (an SVG shows them where it is "
             f"opened with such a font)",
             stacklevel=3,

@@ -2,6 +2,10 @@
 
 So points move and do not jump. Earlier maps influence later ones and never the reverse: no
 structure of the trained encoder can leak into the map of the untrained one.
+
+Figure, report and explorer show a map alike: x grows to the right and y downward, as on a screen.
+The first map is rotated to fit the principal components of the whole snapshot, so the orientation
+does not depend on which of its images a page shows.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from meanshift.runtime.files import atomic_writer
 from meanshift.viz.analysis import select_epochs
 from meanshift.viz.run_reader import MissingData, Run
 
-_VERSION = 1
+_VERSION = 2
 """raised when maps come out differently, so that files of older versions are not read"""
 
 
@@ -54,6 +58,11 @@ def tsne_maps(
     return _rescale(maps)
 
 
+def perplexity(points: int) -> float:
+    """The perplexity of a map of so many points: 30, or what few points allow."""
+    return min(30.0, (points - 1) / 3)
+
+
 def principal_maps(run: Run, *, max_points: int = 2000) -> list[EpochMap]:
     """A quick map of each snapshot: its two principal components, rotated to fit the one before."""
     epochs = select_epochs(run)
@@ -61,7 +70,7 @@ def principal_maps(run: Run, *, max_points: int = 2000) -> list[EpochMap]:
     maps = list[EpochMap]()
     previous: Tensor | None = None
     for epoch in epochs:
-        points = _principal_components(run.snapshot(epoch).features[rows])
+        points = _principal_components(run.snapshot(epoch).features)[rows]
         points = points / points.abs().max().clamp(min=1e-12)
         previous = points if previous is None else _align(points, previous)
         maps.append(EpochMap(epoch, rows, previous))
@@ -86,14 +95,18 @@ def _chain(run: Run, epochs: list[int], max_points: int) -> Iterator[EpochMap]:
     previous: Tensor | None = None
     key = str(_VERSION)
     for epoch in epochs:
-        features = run.snapshot(epoch).features[rows]
-        key = hashlib.sha256(key.encode() + features.numpy().tobytes()).hexdigest()[:16]
+        features = run.snapshot(epoch).features
+        content = features.numpy().tobytes() + rows.numpy().tobytes()
+        key = hashlib.sha256(key.encode() + content).hexdigest()[:16]
         path = run.folder / "maps" / f"{key}.npy"
         try:
             checksum.verify(path, required=True)
             points = torch.from_numpy(np.load(path))
         except (OSError, ValueError):
-            points = _tsne(features, previous)
+            if previous is None:
+                points = _first_map(features, rows)
+            else:
+                points = _next_map(features[rows], previous)
             with contextlib.suppress(OSError):  # read-only or full: it is computed again next time
                 _save(points, path)
         yield EpochMap(epoch, rows, points)
@@ -112,41 +125,48 @@ def _rows(run: Run, max_points: int) -> Int[Tensor, " n"]:
     return rng.choice(0, size, max_points, rng.SAMPLE)
 
 
-def _tsne(features: Tensor, previous: Tensor | None) -> Float[Tensor, "n 2"]:
+def _first_map(features: Tensor, rows: Int[Tensor, " n"]) -> Float[Tensor, "n 2"]:
+    components = _principal_components(features)[rows]
+    start = 1e-4 * components / components[:, 0].std().clamp(min=1e-12)  # as scikit-learn's own
+    points = _tsne(features[rows], start, exaggeration=12.0, iterations=500)
+    return _align(points, components)
+
+
+def _next_map(features: Tensor, previous: Tensor) -> Float[Tensor, "n 2"]:
+    # A strong exaggeration would pull every point through the middle again.
+    return _align(_tsne(features, previous, exaggeration=2.0, iterations=400), previous)
+
+
+def _tsne(
+    features: Tensor, start: Tensor, *, exaggeration: float, iterations: int
+) -> Float[Tensor, "n 2"]:
     require("sklearn", extra="report", what="t-SNE maps")
     from sklearn.manifold import TSNE
 
-    if previous is None:  # small, as scikit-learn scales its own start
-        components = _principal_components(features)
-        start = 1e-4 * components / components[:, 0].std().clamp(min=1e-12)
-        exaggeration = 12.0
-        iterations = 500
-    else:  # a strong exaggeration would pull every point through the middle again
-        start = previous
-        exaggeration = 2.0
-        iterations = 400
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of identical rows: they get the same point
         embedding = TSNE(
             init=start.numpy(),
             early_exaggeration=exaggeration,
             max_iter=iterations,
-            perplexity=min(30.0, (len(features) - 1) / 3),
+            perplexity=perplexity(len(features)),
             random_state=0,
         ).fit_transform(features.numpy())
     points = torch.from_numpy(embedding)
-    points = points - points.mean(0)
-    return points if previous is None else _align(points, previous)
+    return points - points.mean(0)
 
 
 def _principal_components(features: Tensor) -> Float[Tensor, "n 2"]:
-    centered = features - features.mean(0)
-    left, singular_values, _ = torch.linalg.svd(centered, full_matrices=False)
-    points = left[:, :2] * singular_values[:2]
+    """The two principal components; the largest entry of each direction is positive."""
+    centered = (features - features.mean(0)).double()
+    _, directions = torch.linalg.eigh(centered.T @ centered)  # in rising order
+    directions = directions[:, -2:].flip(1)
+    largest = directions.gather(0, directions.abs().argmax(0, keepdim=True))
+    points = (centered @ (directions * largest.sign())).float()
     return torch.nn.functional.pad(points, (0, 2 - points.shape[1]))
 
 
-def _align(points: Tensor, previous: Tensor) -> Tensor:
-    """The rotation or reflection of a map that is nearest to the previous map."""
-    left, _, right = torch.linalg.svd(points.T @ previous)
+def _align(points: Tensor, reference: Tensor) -> Tensor:
+    """The rotation or reflection of a map that is nearest to another map."""
+    left, _, right = torch.linalg.svd(points.T @ reference)
     return torch.mm(points, torch.mm(left, right))

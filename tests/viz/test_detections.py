@@ -61,7 +61,7 @@ def boxes_of(figure, style):
 
 
 def canvas_of(figure):
-    figure.dpi = style.DPI
+    figure.dpi = style.SCREEN_DPI
     return FigureCanvasAgg(figure)
 
 
@@ -263,10 +263,15 @@ def test_long_names_are_shortened_and_strange_ones_are_drawn(tmp_path):
     files = style.save(
         figure, tmp_path / "detections", title="Detections", text=texts_of(figure)[0]
     )
-    assert [file.name for file in files] == ["detections.png", "detections.svg"]
+    assert [file.name for file in files] == [
+        "detections.png",
+        "detections.pdf",
+        "detections.svg",
+        "detections.txt",
+    ]
     with Image.open(files[0]) as image:
         assert image.size == (632, 86 + 420 + 26 + 6)
-    assert "1 of 2 objects found" in files[1].read_text()
+    assert all("1 of 2 objects found" in file.read_text() for file in files[2:])
 
 
 def test_images_without_objects_are_drawn_bare():

@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+from importlib.resources import files
 from pathlib import Path
 
 import matplotlib.colors
@@ -99,7 +100,7 @@ def titles(drawing):
 def test_neighbors_are_in_their_block_and_order(make, tmp_path):
     snapshots = {0: random_features(0), 2: random_features(1), 4: random_features(2)}
     png = draw_png(make(snapshots=snapshots), "neighbors", tmp_path, rows=5, columns=4)
-    place = {"top": 72, "left": 8, "pitch": 70}
+    place = {"top": 80, "left": 8, "pitch": 70}
     queries = [image_at(png, **place, row=row, column=0) for row in range(5)]
     assert len(set(queries)) == 5
     for row, query in enumerate(queries):
@@ -127,8 +128,8 @@ def test_neighbors_follow_the_snapshot_and_not_the_source(make, tmp_path):
     write_snapshot(folder, 4, features, indices)
     png = draw_png(folder, "neighbors", tmp_path, rows=2, columns=3)
     for row in range(2):
-        query = image_at(png, 72, 8, 70, row, 0)
-        found = [image_at(png, 72, 8, 70, row, 2 + c) for c in range(3)]
+        query = image_at(png, 80, 8, 70, row, 0)
+        found = [image_at(png, 80, 8, 70, row, 2 + c) for c in range(3)]
         expected = naive_neighbors(features, indices.tolist().index(query), 3)
         assert found == indices[expected].tolist()
 
@@ -139,7 +140,8 @@ def test_the_percentage_of_the_same_class_is_of_all_snapshot_images(make):
     near = [naive_neighbors(random_features(0), query, 5) for query in range(60)]
     fraction = np.mean([labels[found] == labels[query] for query, found in enumerate(near)])
     drawing = neighbors.draw([run], Options(rows=2))
-    assert f"epoch 4: {fraction:.0%} same class" in texts_of(drawing)
+    assert f"epoch 4\n{fraction:.0%} same class" in texts_of(drawing)
+    assert f"{fraction:.0%} after epoch 4" in drawing.text
     underlined = len(drawing.figure.axes[0].lines)
     drawing = neighbors.draw([run], Options(rows=60))
     assert len(drawing.figure.axes[0].lines) == round(fraction * 300) > underlined
@@ -170,7 +172,8 @@ def test_each_row_shows_one_cluster(make, solid, tmp_path):
     np.savez(folder / "results" / "cluster.npz", **arrays)
     members = {c: {59 - i for i in np.flatnonzero(assigned == c)} for c in (0, 1, 3, 4)}
     png = draw_png(folder, "clusters", tmp_path, columns=5)
-    rows = [[image_at(png, 44, 190, 68, row, c) for c in range(5)] for row in range(4)]
+    left = 24 + 16 * len("20 images")
+    rows = [[image_at(png, 8, left, 68, row, c) for c in range(5)] for row in range(4)]
     for row, cluster in zip(rows, members, strict=True):
         shown = {index for index in row if index is not None}
         assert len(shown) == min(5, len(members[cluster]))
@@ -206,7 +209,7 @@ def noisy(tmp_path):
     return tmp_path / "noisy.npz"
 
 
-def find_rows(png, source, config, *, epochs, rows, top=100, left=8, pitch=136, size=128):
+def find_rows(png, source, config, *, epochs, rows, top=80, left=8, pitch=232, size=224):
     """The images whose views are the rows of a figure, computed by the transform itself."""
     transform = MultiViewTransform(view_specs(config), config.train.seed, SIDE)
     found = []
@@ -249,9 +252,9 @@ def test_views_are_exactly_those_of_training(make, noisy, tmp_path, same_view):
     for at, (stream, dashes) in enumerate(zip(streams, ["-", "--"], strict=False)):
         sizes = torch.full((3,), SIDE)
         address = Address(7, 1, torch.tensor(found), stream)
-        boxes = 8 * draw_boxes(run.views[at], address, sizes, sizes)
+        boxes = 14 * draw_boxes(run.views[at], address, sizes, sizes)
         for row, (box, patch) in enumerate(zip(boxes, patches[3 * at :], strict=False)):
-            corner = (patch.get_y() - row * 136, patch.get_x())
+            corner = (patch.get_y() - row * 232, patch.get_x())
             assert [*corner, patch.get_height(), patch.get_width()] == box.tolist()
             assert patch.get_linestyle() == dashes
 
@@ -274,12 +277,12 @@ def test_views_of_large_images_of_any_shape_keep_their_shape(make, make_images, 
     photos = make_images(tmp_path / "photos", {"": 4}, size=(40, 80))
     drawing = views.draw([Run(make(data__source=photos))], Options(rows=2))
     sheet = drawing.figure.axes[0].images[0].get_array()
-    whole = sheet[:128, :128]
-    assert (whole[:32] == 255).all() and (whole[96:] == 255).all()
-    assert (whole[36:92] != 255).any(2).mean() > 0.9
+    whole = sheet[:224, :224]
+    assert (whole[:56] == 255).all() and (whole[168:] == 255).all()
+    assert (whole[60:164] != 255).any(2).mean() > 0.9
     for patch in drawing.figure.axes[0].patches:
-        assert patch.get_x() >= 0 and patch.get_x() + patch.get_width() <= 128 + 1e-3
-        assert patch.get_y() % 136 >= 32 - 1e-3
+        assert patch.get_x() >= 0 and patch.get_x() + patch.get_width() <= 224 + 1e-3
+        assert patch.get_y() % 232 >= 56 - 1e-3
 
 
 def test_epochs_of_views_are_counted_from_one(make):
@@ -297,7 +300,7 @@ def test_curves_show_every_logged_value(make):
     one = make("one", lines=lines + monitored(one=20.0, twenty=30.0))
     two = make("two", lines=log_lines(loss=lambda e: 2 / e))
     drawing = curves.draw(open_runs([one, two]), Options())
-    names = ["Loss", "Learning rate", "Agreement of the views", "20-NN (1-NN dashed), %"]
+    names = ["Loss", "Learning rate", "Agreement of the views", "20-NN, % (1-NN dashed)"]
     assert titles(drawing) == names
     loss, lr, *_, knn = (axes for axes in drawing.figure.axes if axes.axison)
     assert [list(line.get_ydata()) for line in loss.lines] == [
@@ -311,6 +314,45 @@ def test_curves_show_every_logged_value(make):
     assert dashes == {"-": [30.0], "--": [20.0]}
     legend = [text.get_text() for text in drawing.figure.legends[0].get_texts()]
     assert legend == ["one", "two"]
+    assert len({line.get_marker() for line in loss.lines}) == 2, "to be told apart in gray"
+    assert not curves.draw([Run(one)], Options()).figure.legends, "one run needs no legend"
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_panels_of_curves_fill_their_lines(make, count):
+    metrics = ["loss", "lr", "effective_rank", "agreement", "20-NN", "purity", "images_per_second"]
+    lines = log_lines(**dict.fromkeys(metrics[:count], lambda e: e))
+    figure = curves.draw([Run(make(lines=lines))], Options()).figure
+    figure.draw_without_rendering()
+    assert len(figure.axes) == count
+    boxes = [
+        axes.get_tightbbox().transformed(figure.transFigure.inverted()) for axes in figure.axes
+    ]
+    for line in {round(box.y0, 1) for box in boxes}:
+        members = [box for box in boxes if round(box.y0, 1) == line]
+        assert max(box.x1 for box in members) > 0.97 and min(box.x0 for box in members) < 0.08
+    assert figure.get_figwidth() == (style.COLUMN if count == 1 else style.PAGE)
+
+
+def test_noisy_curves_are_smoothed_and_the_logged_values_are_behind(make):
+    noise = np.random.default_rng(0).normal(size=40)
+    lines = [
+        {"kind": "train", "step": i + 1, "epoch": (i + 1) / 10, "loss": value, "lr": value}
+        for i, value in enumerate(noise.tolist())
+    ]
+    run = Run(make(lines=lines))
+    drawing = curves.draw([run], Options())
+    loss, lr = drawing.figure.axes
+    behind, smooth = loss.lines
+    assert list(behind.get_ydata()) == noise.tolist() and behind.get_alpha() < 0.5
+    window = 0.1 * 39  # in steps of 1
+    naive = [
+        np.mean([noise[j] for j in range(40) if abs(i - j) <= min(window / 2, i)])
+        for i in range(40)
+    ]
+    assert list(smooth.get_ydata()) == pytest.approx(naive)
+    assert [list(line.get_ydata()) for line in lr.lines] == [noise.tolist()]
+    assert "window of 10%" in drawing.text and "lightly behind" in drawing.text
 
 
 def test_a_collapse_is_marked_at_the_epoch_of_its_warning(make):
@@ -473,10 +515,9 @@ def test_tsne_without_labels_is_colored_by_cluster(make, tmp_path):
     run = Run(make(snapshots={4: grouped}, data__source=tmp_path / "unlabeled.npz"))
     drawing = tsne.draw([run], Options())
     assert titles(drawing) == ["epoch 4"]
-    assert "Only one snapshot" in drawing.text and "k-means of the last snapshot" in drawing.text
-    legend = drawing.figure.legends[0]
-    assert "k-means" in legend.get_title().get_text()
-    assert len(legend.get_texts()) == 10
+    assert "k-means of the last snapshot" in drawing.text
+    assert "the one before" not in drawing.text and "perplexity 19.7" in drawing.text
+    assert len(drawing.figure.legends[0].get_texts()) == 10
     (points,) = drawing.figure.axes[0].collections
     place = {tuple(p): i for i, p in enumerate(tsne_maps(run)[0].points.tolist())}
     offsets = np.asarray(points.get_offsets(), np.float32).tolist()
@@ -547,7 +588,12 @@ def test_every_figure_reports_what_an_empty_run_lacks(make, tmp_path):
     }
     for name, pattern in expected.items():
         assert re.search(pattern, missing[name]), missing[name]
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["views.png", "views.svg"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "views.pdf",
+        "views.png",
+        "views.svg",
+        "views.txt",
+    ]
 
 
 def test_a_method_without_neighbors_has_the_other_figures(make, tmp_path):
@@ -663,9 +709,17 @@ def test_files_contain_their_descriptions_and_are_reproducible(make, solid, tmp_
     assert {Path(name).stem for name in files[0]} == COMBINED | {
         f"{name}-{run}" for name in set(NAMES) - COMBINED for run in ("猫 & $x$", "two")
     }
-    assert "t-SNE of 猫 &amp; $x$<" in files[0]["tsne-猫 & $x$.svg"].decode()
+    assert "Run 猫 & $x$: msf" in files[0]["tsne-猫 & $x$.txt"].decode()
     for path in (tmp_path / "first").glob("*.png"):
-        metadata = Image.open(path).text
+        image = Image.open(path)
+        metadata = image.text
+        assert image.info["dpi"] == pytest.approx((300, 300), abs=0.1)
+        assert image.width <= style.PAGE * 300
+        caption = " ".join(path.with_suffix(".txt").read_text().split())
+        assert caption == " ".join(f"{metadata['Title']}. {metadata['Description']}".split())
+        assert "Run two: msf, resnet10, data" in caption or "猫" in path.name
+        pdf = path.with_suffix(".pdf").read_bytes()
+        assert b"/FontFile2" in pdf and b"/Type3" not in pdf and b"CreationDate" not in pdf
         assert metadata["Title"] and len(metadata["Description"]) > 40
         svg = path.with_suffix(".svg").read_text()
         assert f"<dc:title>{metadata['Title']}</dc:title>" in svg
@@ -676,12 +730,49 @@ def test_files_contain_their_descriptions_and_are_reproducible(make, solid, tmp_
 def test_an_image_is_shown_pixel_for_pixel_between_its_margins(tmp_path):
     image = np.random.default_rng(0).integers(0, 255, (31, 57, 3), dtype=np.uint8)
     figure, _ = style.sheet(image, left=13, top=7, right=5, bottom=3)
-    (path, _) = style.save(figure, tmp_path / "x", title="t", text="t")
+    (path, *_) = style.save(figure, tmp_path / "x", title="t", text="t")
     png = np.asarray(Image.open(path).convert("RGB"))
     assert png.shape == (41, 75, 3)
     assert (png[7:38, 13:70] == image).all()
     assert style.cell_size(32) == (32, 2) and style.cell_size(224) == (64, 1)
     assert style.shorten("a\nvery long name of a class", 8) == "a very …"
+
+
+COLOR_BLINDNESS = {  # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB
+    "none": np.eye(3),
+    "deuteranopia": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "protanopia": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "tritanopia": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+}
+
+
+def to_lab(linear):
+    xyz = (
+        linear
+        @ np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]).T
+    )
+    x, y, z = (xyz / [0.9505, 1, 1.089]).T
+    f = [np.where(v > 0.008856, np.cbrt(v), 7.787 * v + 16 / 116) for v in (x, y, z)]
+    return np.stack([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])], 1)
+
+
+@pytest.mark.parametrize("blindness", COLOR_BLINDNESS)
+def test_colors_differ_for_the_color_blind_in_figures_and_pages(blindness):
+    css = files("meanshift.viz.assets").joinpath("style.css").read_text()
+    blocks = re.findall(
+        r"--paper: (#\w+)" + "".join(rf".*?--c{i}: (#\w+)" for i in range(10)), css, re.S
+    )
+    light, *dark = blocks
+    assert light[1:] == style.COLORS and len(dark) == 2 and dark[0] == dark[1]
+    for paper, *colors in (light, dark[0]):
+        rgb = np.array([matplotlib.colors.to_rgb(color) for color in (paper, *colors)])
+        linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+        seen = to_lab(np.clip(linear @ np.array(COLOR_BLINDNESS[blindness]).T, 0, 1))
+        distances = np.linalg.norm(seen[1:, None] - seen[1:], axis=2) + 100 * np.eye(10)
+        assert distances.min() > 15
+        bright = linear @ [0.2126, 0.7152, 0.0722] + 0.05
+        contrast = np.maximum(bright[1:] / bright[0], bright[0] / bright[1:])
+        assert contrast.min() > 2.9
 
 
 CAT, DOG = "\U000f0001", "\U000f0002"  # of nobody's script: no machine has a font for them
@@ -717,7 +808,7 @@ def test_characters_that_the_usual_font_lacks_come_from_another_installed_font(
         style._fallback_fonts.cache_clear()
         figure = style.figure(2.0, 1.0)
         figure.text(0.1, 0.5, label)
-        png, svg = style.save(figure, tmp_path / "figure", title="t", text="t")
+        png, _, svg, _ = style.save(figure, tmp_path / "figure", title="t", text="t")
         assert label in svg.read_text()
         return png.read_bytes()
 

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE, trustworthiness
 from torch.nn import functional as F
 
@@ -61,31 +62,30 @@ def test_maps_are_aligned_and_as_faithful_as_independent_ones(drifted):
 
 
 def test_a_map_starts_from_the_one_before_and_is_rotated_to_fit(drifted, monkeypatch):
-    previous_maps = []
+    starts = []
 
-    def first_two_features(features, previous):
-        previous_maps.append(previous)
-        return features[:, :2]
+    def first_two_features(features, start, **_):
+        starts.append(start)
+        return features[:, :2] - features[:, :2].mean(0)
 
     with monkeypatch.context() as patched:
         patched.setattr(tsne, "_tsne", first_two_features)
-        tsne_maps(Run(drifted), max_points=90)
-    assert previous_maps[0] is None and len(previous_maps) == 3
-    for previous, features in zip(previous_maps[1:], drifting().values(), strict=False):
-        distances = torch.cdist(previous, features[:, :2]).amin(1)
-        assert len(previous) == 90 and float(distances.max()) < 1e-3
+        maps = [one.points for one in tsne._chain(Run(drifted), [0, 1, 2], 90)]
+    assert [len(start) for start in starts] == [90, 90, 90]
+    assert float(starts[0].abs().max()) < 1e-3, "the first one starts from small components"
+    assert torch.equal(starts[1], maps[0]) and torch.equal(starts[2], maps[1])
 
     rotation = torch.tensor([[0.6, 0.8], [0.8, -0.6]])  # and reflection
     previous = random_features(0, dim=2)
     previous -= previous.mean(0)
-    starts = []
+    starts.clear()
 
     def rotated(fitter, _):
         starts.append(fitter.init)
         return (previous @ rotation + 3).numpy()
 
     monkeypatch.setattr(TSNE, "fit_transform", rotated)
-    assert torch.allclose(tsne._tsne(random_features(1), previous), previous, atol=1e-5)
+    assert torch.allclose(tsne._next_map(random_features(1), previous), previous, atol=1e-5)
     assert (starts[0] == previous.numpy()).all()
 
 
@@ -93,7 +93,7 @@ def test_maps_are_cached_and_a_new_snapshot_does_not_change_them(drifted, monkey
     before = tsne_maps(Run(drifted))
     computed = []
     original = tsne._tsne
-    monkeypatch.setattr(tsne, "_tsne", lambda *given: computed.append(given) or original(*given))
+    monkeypatch.setattr(tsne, "_tsne", lambda *a, **b: computed.append(a) or original(*a, **b))
     files = {path.name: path.read_bytes() for path in (drifted / "maps").iterdir()}
     again = tsne_maps(Run(drifted))
     assert not computed
@@ -104,6 +104,26 @@ def test_maps_are_cached_and_a_new_snapshot_does_not_change_them(drifted, monkey
     assert files.items() <= {p.name: p.read_bytes() for p in (drifted / "maps").iterdir()}.items()
     for old, new in zip(before, after, strict=False):
         assert standardize(old.points) == pytest.approx(standardize(new.points), abs=1e-4)
+
+
+def test_the_orientation_depends_neither_on_the_points_nor_on_their_order(drifted, make):
+    features = drifting()[0]
+    components = tsne._principal_components(features)
+    reference = PCA(2).fit(features.numpy())
+    largest = np.abs(reference.components_).argmax(1)
+    signs = np.sign(reference.components_[[0, 1], largest])
+    assert components.numpy() == pytest.approx(reference.transform(features) * signs, abs=1e-5)
+    shuffled = torch.randperm(150, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(
+        tsne._principal_components(features[shuffled]), components[shuffled], atol=1e-5
+    )
+    for maps in (tsne_maps(Run(drifted), max_points=150), tsne_maps(Run(drifted), max_points=60)):
+        points = maps[0].points - maps[0].points.mean(0)
+        product = points.T @ components[maps[0].rows]
+        assert torch.allclose(product, product.T, rtol=0.02), "no rotation fits better"
+        assert float(torch.linalg.eigvalsh(product).min()) > 0, "and no reflection"
+    one_feature = Run(make("narrow", snapshots={0: torch.ones(20, 1)}))
+    assert tsne_maps(one_feature)[0].points.isfinite().all()
 
 
 def test_progress_is_reported_after_each_map(make):

@@ -31,7 +31,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure with its title and a description of what it shows."""
+    """A figure with its title and its caption: what is shown, the axes, how it was computed."""
 
     figure: Figure
     title: str
@@ -50,7 +50,7 @@ class Outcome:
 def draw_figures(
     runs: Sequence[Run], out: Path, *, names: Sequence[str] = NAMES, options: Options | None = None
 ) -> Iterator[Outcome]:
-    """Draw the named figures into `out` as PNG and SVG; one that lacks data is skipped."""
+    """Write the named figures and their captions into `out`; one that lacks data is skipped."""
     from meanshift.viz import style
     from meanshift.viz.run_reader import MissingData
 
@@ -66,8 +66,19 @@ def draw_figures(
             except MissingData as error:
                 yield Outcome(file, missing=str(error))
                 continue
-            files = style.save(drawing.figure, out / file, title=drawing.title, text=drawing.text)
+            text = " ".join([drawing.text, *map(describe_run, group)])
+            files = style.save(drawing.figure, out / file, title=drawing.title, text=text)
             yield Outcome(file, tuple(files))
+
+
+def describe_run(run: Run) -> str:
+    """A sentence on a run for the caption of a figure: method, encoder, data and epochs."""
+    config = run.config
+    return (
+        f"Run {run.name}: {run.method}, {config.encoder.name}, data {config.data.source} at "
+        f"{config.data.image_size} pixels, {run.epochs_done:.4g} of {config.train.epochs} epochs, "
+        f"seed {config.train.seed}."
+    )
 
 
 def group_similar(

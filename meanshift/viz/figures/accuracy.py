@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ def draw(runs: Sequence[Run], _: Options) -> Drawing:
             f"or more that differ only in k or bank size (and seed): meanshift pretrain RECIPE "
             f"--data SOURCE --out RUN --method.k 10 (or --method.bank_size 1024)"
         )
-    figure = style.figure(4.6 * len(panels) + 0.4, 3.4)
+    figure = style.figure(style.COLUMN if len(panels) == 1 else style.PAGE, 2.4)
     places = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     values = []
     for axes, (setting, lines) in zip(places, panels.items(), strict=True):
@@ -39,16 +40,18 @@ def draw(runs: Sequence[Run], _: Options) -> Drawing:
         ticks = sorted({x for line in lines.values() for x in line})
         axes.set_xticks(ticks, [f"{x:,}" for x in ticks])
         axes.set_xticks([], minor=True)
-        for name, line in lines.items():
+        for (name, line), marker in zip(lines.items(), itertools.cycle(style.MARKERS)):
             means = [statistics.fmean(seeds) for seeds in line.values()]
             stds = [statistics.stdev(s) if len(s) > 1 else math.nan for s in line.values()]
-            axes.errorbar(list(line), means, stds, label=name, marker="o", markersize=4, capsize=3)
+            axes.errorbar(list(line), means, stds, label=name, marker=marker, capsize=2)
             for x, mean in zip(line, means, strict=True):
                 values.append(f"{name}, {label} {x:,}: {mean:.1f} (runs: {len(line[x])})")
         if len(lines) > 1:
             axes.legend()
     figure.axes[0].set_ylabel(metric)
-    text = f"{metric}; error bars are one std over seeds. {'; '.join(values)}."
+    text = f"Vertical axis: {metric}, the mean over seeds; error bars are one std over seeds. "
+    text += f"Horizontal axis: {' or '.join(_PANELS[setting][1] for setting in panels)}, on a "
+    text += f"logarithmic scale; all other settings of a line are the same. {'; '.join(values)}."
     return Drawing(figure, "Accuracy by bank size and k", text)
 
 

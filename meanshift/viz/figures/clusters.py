@@ -35,13 +35,15 @@ def draw(runs: Sequence[Run], options: Options) -> Drawing:
         captions.append(caption)
 
     gap = 4
-    left = 190
-    figure, axes = style.sheet(style.mosaic(cells, gap=gap, scale=scale), left=left, top=44)
-    title = f"{style.shorten(run.name)}: random images of {len(chosen)} of {len(filled)} clusters"
-    axes.text(8 - left, -12, title, size=10, weight="bold", va="bottom")
+    left = 24 + 16 * max(len(line) for caption in captions for line in caption.split("\n"))
+    figure, axes = style.sheet(style.mosaic(cells, gap=gap, scale=scale), left=left)
     for row, caption in enumerate(captions):
         y = row * (side * scale + gap) + side * scale / 2
-        axes.text(-10, y, caption, ha="right", va="center", size=7.5, color=style.QUIET)
+        axes.text(-10, y, caption, ha="right", va="center", size=6, color=style.QUIET)
     rows = "; ".join(caption.replace("\n", ", ") for caption in captions)
-    text = f"Random images of {len(chosen)} clusters of {run.name}, one cluster per row: {rows}."
+    text = (
+        f"Random images of {len(chosen)} of {len(filled)} k-means clusters, one cluster per row, "
+    )
+    text += "with the number of its images" + ("" if labels is None else " and its largest class")
+    text += f": {rows}."
     return Drawing(figure, "Clusters", text)

@@ -25,14 +25,13 @@ def draw(runs: Sequence[Run], _: Options) -> Drawing:
     card = result["card"]
     settings = card["settings"]
     rows = settings["table"]
-    figure = style.figure(6.6, 0.27 * (len(rows) + 4))
+    figure = style.figure(style.PAGE, 0.2 * (len(rows) + 1.6))
     figure.set_layout_engine("none")
     axes = figure.add_axes((0.02, 0, 0.96, 1))
-    axes.set(xlim=(0, 1), ylim=(len(rows) + 1.3, -2.2))
+    axes.set(xlim=(0, 1), ylim=(len(rows) + 0.5, -0.9))
     axes.axis("off")
 
     write = functools.partial(axes.text, va="center")
-    write(0, -1.5, f"Cost of the neighbor search of {run.name}", weight="bold", size=10)
     for x, heading in _COLUMNS.items():
         write(x, -0.3, heading, color=style.QUIET, ha="right")
     values = []
@@ -53,6 +52,6 @@ def draw(runs: Sequence[Run], _: Options) -> Drawing:
         f"k {settings['k']}, {settings['dim']} dimensions, {card['device']}, "
         f"threads {card['threads']}; medians of {settings['rounds']} rounds; bold: the run's own"
     )
-    write(0, len(rows) + 0.8, conditions, color=style.QUIET, size=6.8)
-    text = f"Fraction of a training step that the neighbor search takes: {'; '.join(values)}. "
-    return Drawing(figure, "Cost of the neighbor search", f"{text}{conditions}.")
+    text = "Fraction of a training step that the neighbor search takes, by the number of rows in "
+    text += f"the memory bank: {'; '.join(values)}. Measured with {conditions}."
+    return Drawing(figure, "Cost of the neighbor search", text)

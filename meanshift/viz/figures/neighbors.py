@@ -39,30 +39,34 @@ def draw(runs: Sequence[Run], options: Options) -> Drawing:
 
     side, scale = style.cell_size(run.config.data.image_size)
     cells = [_row_of_images(run, query, [near[epoch] for epoch in epochs]) for query in queries]
-    figure, axes = style.sheet(style.mosaic(cells, gap=_GAP, scale=scale), top=72, bottom=12)
-    axes.set_title(
-        f"{style.shorten(run.name)}: nearest neighbors of {len(queries)} images, by epoch", pad=19
+    narrow = count < 4  # than the words of a heading
+    figure, axes = style.sheet(
+        style.mosaic(cells, gap=_GAP, scale=scale),
+        top=44 if labels is None else 80,
+        right=80 if narrow else 8,
+        bottom=12,
     )
-    if labels is not None:
-        note = f"underlined: the query's class; percentages of all {len(indices)} snapshot images"
-        axes.set_title(note, loc="right", pad=20, color=style.QUIET, size=8, weight="normal")
-    axes.text(0, -6, "query", color=style.QUIET, va="bottom")
+    axes.text(0, -8, "query", size=7, va="bottom")
     pitch = side * scale + _GAP
-    captions = []
+    purities = []
     for block, epoch in enumerate(epochs):
         left = (2 + block * (count + 1)) * pitch
-        caption = "before training" if epoch == 0 else f"epoch {epoch}"
+        heading = "before training" if epoch == 0 and not narrow else f"epoch {epoch}"
         if labels is not None:
             purity = float(label_purity(run, epoch, count)[labels >= 0].mean())
-            caption += f": {purity:.0%} same class"
+            purities.append(f"{purity:.0%} after epoch {epoch}")
+            heading += f"\n{purity:.0%}" + ("" if narrow else " same class")
             matches = same_label(labels, near[epoch])[queries]
             _underline(axes, matches, left=left, pitch=pitch)
-        axes.text(left, -6, caption, color=style.QUIET, va="bottom")
-        captions.append(caption)
-    text = f"{len(queries)} images of {run.name}, each with its {count} nearest others of the "
-    text += f"{len(indices)} snapshot images. "
-    text += "" if labels is None else "Over all of these: "
-    return Drawing(figure, "Neighbors over epochs", text + "; ".join(captions) + ".")
+        axes.text(left, -8, heading, size=7, va="bottom")
+    text = f"{len(queries)} random images (left), each with its {count} nearest others of the "
+    text += (
+        f"{len(indices):,} snapshot images by cosine similarity, nearest first. Columns: epochs."
+    )
+    if labels is not None:
+        text += " Underlined: of the query's class. Fraction of the neighbors of all snapshot "
+        text += f"images that have the query's class: {', '.join(purities)}."
+    return Drawing(figure, "Neighbors over epochs", text)
 
 
 def _row_of_images(
@@ -87,8 +91,8 @@ def _underline(axes: Axes, matches: Tensor, *, left: int, pitch: int) -> None:
         axes.plot(
             [x, x + size],
             [y, y],
-            color=style.COLORS[2],
-            lw=1.8,
+            color=style.COLORS[3],
+            lw=1,
             solid_capstyle="butt",
             clip_on=False,
         )

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meanshift.viz import style
+from meanshift.viz.analysis import smooth_curve
 from meanshift.viz.figures import Drawing, Options, group_similar, names_by_settings
+from meanshift.viz.figures.curves import SMOOTHED, plot_curve
 from meanshift.viz.run_reader import MissingData, Run
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ def draw(runs: Sequence[Run], _: Options) -> Drawing:
         raise MissingData(_what_is_missing(runs))
     count = len(panels) + (by_view is not None)
     longest = max((len(group_similar(members)) for members in panels.values()), default=2)
-    figure = style.figure(4.4 * count if count > 1 else 5.5, 3.2 + 0.2 * longest)
+    figure = style.figure(style.COLUMN if count == 1 else style.PAGE, 2.1 + 0.14 * longest)
     places = iter(figure.subplots(1, count, squeeze=False, sharey=True)[0])
     values = []
     for title, members in panels.items():
@@ -32,25 +34,28 @@ def draw(runs: Sequence[Run], _: Options) -> Drawing:
         groups = group_similar(members)
         names = names_by_settings([group[0] for group in groups])
         for group, name in zip(groups, names, strict=True):
-            color = style.COLORS[runs.index(group[0]) % len(style.COLORS)]  # as in the curves
-            value = _plot(axes, group, style.shorten(name, 30), color)
+            number = runs.index(group[0])  # its color is that of the curves
+            value = _plot(axes, group, style.shorten(name, 30), number, marked=len(groups) > 1)
             values.append(f"{title.lower()}, {value}")
     if by_view is not None:
         axes = next(places)
         axes.set_title("Purity by kind of view")
         for at, (view, (epochs, purity)) in enumerate(_purity_by_view(by_view).items()):
-            color = style.COLORS[at % len(style.COLORS)]
-            axes.plot(epochs, purity, "o-", color=color, label=view, markersize=4)
+            plot_curve(axes, epochs, purity, at, smooth=False, label=view)
             values.append(f"{view} views of {by_view.name} {purity[-1]:.1%}")
     for axes in figure.axes:
         axes.set_xlabel("epoch")
         axes.set_xlim(left=0)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
+        axes.locator_params(axis="y", nbins=6, steps=[1, 2, 5, 10])
+        style.show_percent(axes)
         axes.locator_params(axis="x", integer=True)
-        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16), borderaxespad=0)
+        if len(axes.get_legend_handles_labels()[1]) > 1:
+            axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), borderaxespad=0)
     figure.axes[0].set_ylabel("neighbors of the query's class")
-    text = "Fraction of the neighbors (without the query itself) that have the query's class. "
-    return Drawing(figure, "Purity by epoch", f"{text}At the end: {'; '.join(values)}.")
+    text = "Vertical axis: the fraction of the neighbors (without the query itself) that have the "
+    text += f"query's class. Horizontal axis: epochs. {SMOOTHED} Several seeds are shown as their "
+    text += f"mean with a band of one std. At the end: {'; '.join(values)}."
+    return Drawing(figure, "Purity by epoch", text)
 
 
 def _panels(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -100,18 +105,17 @@ def _what_is_missing(runs: Sequence[Run]) -> str:
     )
 
 
-def _plot(axes: Axes, group: Sequence[Run], name: str, color: str) -> str:
+def _plot(axes: Axes, group: Sequence[Run], name: str, number: int, *, marked: bool) -> str:
     """Plot a run, or the mean of runs that differ in the seed with a band of one std."""
     curves = [dict(zip(*run.series("purity"), strict=True)) for run in group]
     if not set.intersection(*map(set, curves)):  # logged at other steps, and no epoch is over
         curves = curves[:1]
     epochs = sorted(set.intersection(*map(set, curves)))
     values = np.array([[curve[epoch] for epoch in epochs] for curve in curves])
-    mean = values.mean(0)
     label = f"{name} ({len(curves)} seeds)" if len(curves) > 1 else name
-    marker = "." if len(epochs) < 30 else ""
-    axes.plot(epochs, mean, label=label, lw=1.3, marker=marker, color=color)
+    mean = plot_curve(axes, epochs, values.mean(0).tolist(), number, marked=marked, label=label)
     if len(curves) > 1:
-        std = values.std(0, ddof=1)
+        std = np.array(smooth_curve(epochs, values.std(0, ddof=1).tolist()))
+        color = style.COLORS[number % len(style.COLORS)]
         axes.fill_between(epochs, mean - std, mean + std, color=color, alpha=0.2, lw=0)
     return f"{label} {mean[-1]:.1%}"

@@ -14,10 +14,12 @@ from meanshift.viz import style
 from meanshift.viz.analysis import cluster_features, select_epochs
 from meanshift.viz.figures import Drawing, Options
 from meanshift.viz.run_reader import MissingData, Run
-from meanshift.viz.tsne import tsne_maps
+from meanshift.viz.tsne import perplexity, tsne_maps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from matplotlib.gridspec import SubplotSpec
+    from matplotlib.path import Path
 
 _MAX_COLORS = 10  # more cannot be distinguished
 
@@ -29,49 +31,70 @@ def draw(runs: Sequence[Run], options: Options) -> Drawing:
     groups, names, meaning = _groups(run, options.seed)
     maps = [epoch_map for epoch_map in tsne_maps(run) if epoch_map.epoch in epochs]
 
-    columns = min(3, len(maps))
+    columns = len(maps) if len(maps) < 5 else 3
     lines = -(-len(maps) // columns)
     reach = torch.stack([one.points.abs().amax(0) for one in maps]).amax(0).clamp(min=0.1) + 0.04
     reach_x, reach_y = reach.tolist()
-    figure = style.figure(3.05 * columns + 1.3, (3.05 * reach_y / reach_x + 0.3) * lines + 0.3)
-    panels = figure.subplots(lines, columns, squeeze=False).flatten()
-    for axes in panels:
-        axes.set(xlim=(-reach_x, reach_x), ylim=(-reach_y, reach_y), xticks=[], yticks=[])
-        axes.set_aspect("equal")
-        axes.axis("off")
+    width = style.COLUMN if columns == 1 else style.PAGE
+    side = width / columns
+    figure = style.figure(width, (side * reach_y / reach_x + 0.2) * lines + 0.4)
+    grid = figure.add_gridspec(lines, columns)
     colors = [*style.COLORS[: len(names)], style.RULE]  # the last one is that of group -1
+    markers = [_outline(marker) for marker in (*style.MARKERS[: len(names)], "o")]
     order = rng.permutation(options.seed, 0, len(maps[0].rows))  # so that no class is always on top
-    for axes, epoch_map in zip(panels, maps, strict=False):
-        axes.axis("on")
+    for position, epoch_map in enumerate(maps):
+        axes = figure.add_subplot(grid[divmod(position, columns)])
+        axes.set(xlim=(-reach_x, reach_x), ylim=(reach_y, -reach_y), xticks=[], yticks=[])
+        axes.set_aspect("equal")
         axes.spines[:].set_visible(True)
+        axes.spines[:].set_color(style.RULE)
         axes.set_title("before training" if epoch_map.epoch == 0 else f"epoch {epoch_map.epoch}")
         shown = groups[epoch_map.rows][order].tolist()
         x, y = epoch_map.points[order].T.numpy()
+        area = 700 * min(side, 2.4) ** 2 / max(600, len(x))
         point_colors = [colors[group] for group in shown]
-        axes.scatter(x, y, s=8000 / max(600, len(x)), c=point_colors, linewidths=0)
-    _add_legend(figure, [*names, "others"] if -1 in shown else names, colors, meaning)
-    figure.suptitle(f"t-SNE of {run.name}", x=0.004, ha="left", weight="bold", size=11)
+        points = axes.scatter(x, y, s=area, c=point_colors, linewidths=0, rasterized=True)
+        points.set_paths([markers[group] for group in shown])
+    if len(names) > 1:
+        place = grid[-1, -1] if len(maps) < lines * columns else None
+        _add_legend(figure, place, [*names, "others"] if -1 in shown else names, colors)
     shown_epochs = ", ".join(str(epoch_map.epoch) for epoch_map in maps)
-    text = f"t-SNE of {len(maps[0].rows)} training images of {run.name} after epochs {shown_epochs}"
-    text += f", each map started from the one before; colored by {' '.join(meaning.split())}."
-    text += " Only one snapshot, so nothing moves." if len(maps) == 1 else ""
+    count = len(maps[0].rows)
+    text = f"t-SNE (perplexity {perplexity(count):.3g}) of the features of {count:,} training "
+    text += f"images after epochs {shown_epochs} (0: before training), colored by {meaning}. The "
+    text += "axes have no unit; all maps have the same scale and orientation."
+    if len(maps) > 1:
+        text += " Each map is initialized with the one before and rotated to fit it."
     return Drawing(figure, "t-SNE by epoch", text)
 
 
-def _add_legend(figure: Figure, names: list[str], colors: list[str], title: str) -> None:
+def _outline(marker: str) -> Path:
+    from matplotlib.markers import MarkerStyle
+
+    style_of_marker = MarkerStyle(marker)
+    return style_of_marker.get_path().transformed(style_of_marker.get_transform())
+
+
+def _add_legend(
+    figure: Figure, place: SubplotSpec | None, names: list[str], colors: list[str]
+) -> None:
+    """Write the names of the colors below the maps, or into a place that no map takes."""
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], color=color, ls="", marker="o", markersize=5.5) for color in colors]
-    figure.legend(
-        handles[: len(names)],
-        names,
-        loc="outside right upper",
-        title=title,
-        alignment="left",
-        title_fontproperties={"weight": "bold", "size": 9},
-        handletextpad=0.1,
-        borderaxespad=1.5,
-    )
+    handles = [
+        Line2D([], [], color=color, ls="", marker=marker)
+        for color, marker in zip(colors, (*style.MARKERS[: len(colors) - 1], "o"), strict=True)
+    ][: len(names)]
+    spacing = {"handletextpad": 0.1, "columnspacing": 1.2}
+    if place is not None:
+        axes = figure.add_subplot(place)
+        axes.axis("off")
+        axes.legend(handles, names, loc="center", ncols=1 + (len(names) > 8), **spacing)
+    else:
+        fitting = int(figure.get_figwidth() / (0.35 + 0.065 * max(map(len, names))))
+        rows = -(-len(names) // max(1, fitting))
+        columns = -(-len(names) // rows)
+        figure.legend(handles, names, loc="outside lower center", ncols=columns, **spacing)
 
 
 def _groups(run: Run, seed: int) -> tuple[Int[Tensor, " n"], list[str], str]:
@@ -82,7 +105,7 @@ def _groups(run: Run, seed: int) -> tuple[Int[Tensor, " n"], list[str], str]:
         labels = None
     if labels is None:
         names, assigned = cluster_features(run.snapshot(run.snapshot_epochs[-1]).features)
-        return assigned, names, "cluster\n(k-means of the\nlast snapshot)"
+        return assigned, names, "cluster (k-means of the last snapshot)"
     present = labels[labels >= 0].unique()
     chosen = present[rng.choice(seed, len(present), _MAX_COLORS, rng.SAMPLE)]
     matches = labels[:, None] == chosen

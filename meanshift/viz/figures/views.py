@@ -35,8 +35,12 @@ def draw(runs: Sequence[Run], options: Options) -> Drawing:
     kind = run.config.data.sample_spec.kind
     if kind != "image":
         raise MissingData(f"{run.folder}: was trained on {kind}s; need images for this figure")
-    epochs = _choose_epochs(run, options.epochs)
     views = [single for view in run.views for single in view.expand()]
+    image_size = run.config.data.image_size
+    side = min(224, image_size) * -(-224 // image_size)
+    pitch = side + _GAP
+    fitting = (int(style.PAGE * style.DPI) // pitch - 1) // len(views)
+    epochs = _choose_epochs(run, options.epochs, count=min(3, max(1, fitting)))
     ids = rng.choice(options.seed, len(run.source), options.rows or 6, rng.SAMPLE)
     replayed = [
         replay(run, ids, epoch=epoch - 1, keep_images=epoch == epochs[0]) for epoch in epochs
@@ -48,37 +52,34 @@ def draw(runs: Sequence[Run], options: Options) -> Drawing:
             f"{run.config.data.source}, or choose others with another seed"
         )
 
-    image_size = run.config.data.image_size
-    side = min(224, image_size) * -(-128 // image_size)
     cells = [[fit(run.to_rgb(image), side)] for image in first.images]
     for one in replayed:
         for row, images in zip(cells, zip(*one.views, strict=True), strict=True):
             row += [enlarge(run.view_to_rgb(view), side) for view in images]
-    pitch = side + _GAP
-    figure, axes = style.sheet(style.mosaic(cells, gap=_GAP), top=100)
-    axes.set_title(f"{style.shorten(run.name)}: views of {len(cells)} images", pad=30)
-    axes.text(0, -28, "crops", va="bottom")
-    axes.text(0, -6, f"at epoch {epochs[0]}", size=7, color=style.QUIET, va="bottom")
+    figure, axes = style.sheet(style.mosaic(cells, gap=_GAP), top=80)
+    axes.text(0, -38, "crops", va="bottom")
+    axes.text(0, -6, f"at epoch {epochs[0]}", size=6, color=style.QUIET, va="bottom")
     for at, epoch in enumerate(epochs):
         left = (1 + len(views) * at) * pitch
-        axes.text(left, -28, f"epoch {epoch}", va="bottom")
+        axes.text(left, -38, f"epoch {epoch}", va="bottom")
         for column, (view, color, _) in enumerate(_styled(views)):
             x = left + column * pitch
-            axes.text(x, -6, view_title(view), size=7, color=color, va="bottom")
+            axes.text(x, -6, view_title(view), size=6, color=color, va="bottom")
     boxes = crop_boxes(first, views, seed=run.config.train.seed, epoch=epochs[0] - 1)
     for (_, color, dashes), view_boxes in zip(_styled(views), boxes, strict=True):
         for at, (image, box) in enumerate(zip(first.images, view_boxes, strict=True)):
             _outline(axes, image, box, side=side, top=at * pitch, color=color, dashes=dashes)
     names = ", ".join(view_title(view) for view in views)
-    text = f"{len(cells)} images of {run.name} with the crops of epoch {epochs[0]}, then their "
-    text += f"views at epochs {', '.join(map(str, epochs))}: {names}."
+    text = f"{len(cells)} random training images with the crops of epoch {epochs[0]} (left), then "
+    text += f"their views at epochs {', '.join(map(str, epochs))}, computed again from the seed of "
+    text += f"the run: {names}."
     return Drawing(figure, "Views", text)
 
 
-def _choose_epochs(run: Run, requested: Sequence[int]) -> list[int]:
-    """The requested epochs, counted from 1, or the first three."""
+def _choose_epochs(run: Run, requested: Sequence[int], *, count: int) -> list[int]:
+    """The requested epochs, counted from 1, or the first `count`."""
     last = run.config.train.epochs
-    epochs = list(requested) or list(range(1, min(3, last) + 1))
+    epochs = list(requested) or list(range(1, min(count, last) + 1))
     if not all(1 <= epoch <= last for epoch in epochs):
         raise MissingData(
             f"{run.folder}: got epochs {', '.join(map(str, epochs))}; need epochs of its training, "
@@ -119,7 +120,7 @@ def _outline(
             fill=False,
             ec=color,
             ls=dashes,
-            lw=1.6,
+            lw=1.2,
             clip_on=False,
         )
     )
