@@ -15,5 +15,6 @@ TABLES = {
     "startup": "time until --help is printed and until the demo trains",
     "memory": "memory of a training process against the sum of its parts",
     "methods": "time and memory of a step of every method, relative to those of Mean Shift",
+    "hover": "from the move of a mouse to the point below it, in a map of 50,000 points",
     "growth": "time of a step by the size of the bank, the batch and the images, with a plot",
 }

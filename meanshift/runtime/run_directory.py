@@ -36,6 +36,8 @@ class RunDirectory:
         self.results = folder / "results"
         self.start = folder / "start.safetensors"
         """the backbone before the first step, where the seed alone does not give it"""
+        self.stop_request = folder / "stop-requested"
+        """a file by which another program asks the training to save and stop"""
 
     @staticmethod
     def open(folder: Path) -> RunDirectory:

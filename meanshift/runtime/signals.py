@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: it finishes its step, saves a checkpoint, and exits."""
+"""Signals and a file that ask a run to stop: it finishes its step, saves, and exits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 REQUEUE = 75
 """exit code (EX_TEMPFAIL) of a run that a scheduler stopped and should start again"""
@@ -96,6 +97,35 @@ def catch_signals(*, patience: float = 0.0) -> Iterator[list[int]]:
 
     with _handle_signals(handle):
         yield received
+
+
+@contextmanager
+def watch_stop_request(path: Path, *, every: float = 1.0) -> Iterator[Callable[[], int]]:
+    """Watch for a file by which another program asks the run to stop as Ctrl-C does.
+
+    Yields a function that returns SIGINT once the file is there and 0 before; it looks at most once
+    in `every` seconds. The file is deleted at the start, since it asked an earlier session, and at
+    the end.
+    """
+    path.unlink(missing_ok=True)
+    found = 0
+    last_look = time.monotonic()
+
+    def requested() -> int:
+        nonlocal found, last_look
+        now = time.monotonic()
+        if not found and now - last_look >= every:
+            last_look = now
+            if path.exists():
+                found = signal.SIGINT
+                with suppress(OSError):
+                    os.write(2, b"asked to stop: stopping after this step, to save it\n")
+        return found
+
+    try:
+        yield requested
+    finally:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 
 import torch
@@ -58,6 +58,7 @@ def train(session: Session) -> None:
     train_step = TrainStep(session)
     with (
         signals.catch_signals(patience=_signal_patience()) as received,
+        _stop_request(session) as requested,
         console,
         closing(session.batches()) as batches,
     ):
@@ -84,7 +85,7 @@ def train(session: Session) -> None:
             state.embeddings.add(output.embeddings)
             console.advance()
             # One exchange per step: whether any process was asked to stop, or could not read.
-            own_signal = received[0] if received else 0
+            own_signal = received[0] if received else requested()
             stop_signal, unreadable = distributed.all_max(own_signal, len(images.bad))
             if unreadable:
                 report_bad_files(session, images.bad)
@@ -222,6 +223,13 @@ def training_data(session: Session) -> Iterator[Batch]:
             ids=ids.to(session.device),
             labels=None if labels is None else labels[ids].to(session.device),
         )
+
+
+def _stop_request(session: Session) -> AbstractContextManager[Callable[[], int]]:
+    """Whether the explorer asked the run to stop; only the process that writes looks."""
+    if not session.run_directory.writes:
+        return nullcontext(lambda: 0)
+    return signals.watch_stop_request(session.run_directory.stop_request)
 
 
 def _signal_patience() -> float:

@@ -18,6 +18,7 @@ from benchmarks import (
     decoding,
     evaluation,
     growth,
+    hover,
     memory,
     search,
     table,
@@ -490,6 +491,12 @@ def test_a_run_prints_and_writes_every_row_with_the_machine(tmp_path, monkeypatc
     assert contents["machine"]["threads"] == torch.get_num_threads()
     assert contents["versions"]["torch"]
     assert "invented" in capsys.readouterr().out
+
+
+def test_without_a_browser_the_hover_is_left_out_with_a_reason(monkeypatch, capsys):
+    monkeypatch.setattr(hover.shutil, "which", lambda name: None)
+    assert list(hover.rows(1)) == []
+    assert "chromium is not installed" in capsys.readouterr().err
 
 
 def test_every_table_is_a_module():

@@ -24,6 +24,7 @@ from meanshift.training import resume
 from meanshift.training.optim import build_optimizer
 from meanshift.training.resume import TrainState
 from meanshift.training.session import build_method
+from meanshift.training.step import TrainStep
 from tests.support.exact import assert_same
 from tests.support.forked import in_processes
 from tests.support.processes import (
@@ -272,6 +273,28 @@ def test_sigterm_to_one_process_saves_the_run_and_it_ends_in_the_same_bits(
     assert len([line for line in read_lines(out) if line["kind"] == "train"]) == step_of(out) < 20
     finish(2, command(out), tmp_path)
     assert_same(outcome(out), whole(2))
+
+
+@pytest.mark.slow
+def test_a_stop_request_that_only_the_first_process_sees_stops_all(command, tmp_path):
+    out = tmp_path / "run"
+
+    def ask_in_step_six():
+        watch = signals.watch_stop_request
+        signals.watch_stop_request = lambda path: watch(path, every=0.0)
+        step = TrainStep.__call__
+
+        def changed(self, images, now):
+            if now.step == 6:
+                (out / "stop-requested").touch()
+            return step(self, images, now)
+
+        TrainStep.__call__ = changed
+
+    codes, group = run_processes(2, command(out), tmp_path, before={0: ask_in_step_six})
+    assert codes == [130] * 2 and step_of(out) == 7, group.output
+    assert group.output.count("stopped and saved at step 7; the same command continues") == 1
+    assert not (out / "stop-requested").exists()
 
 
 @pytest.mark.slow

@@ -5,7 +5,13 @@ import signal
 
 import pytest
 
-from meanshift.runtime.signals import REQUEUE, Stopped, catch_signals, stop_at_once
+from meanshift.runtime.signals import (
+    REQUEUE,
+    Stopped,
+    catch_signals,
+    stop_at_once,
+    watch_stop_request,
+)
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: REQUEUE, signal.SIGHUP: 129}
 
@@ -39,3 +45,23 @@ def test_under_nohup_a_closed_terminal_is_ignored():
         assert not received and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_file_asks_to_stop_and_one_from_before_does_not(tmp_path, capfd):
+    path = tmp_path / "stop-requested"
+    path.touch()
+    with watch_stop_request(path, every=0.0) as requested:
+        assert requested() == 0 and not path.exists()
+        path.touch()
+        assert requested() == signal.SIGINT
+        path.unlink()
+        assert requested() == signal.SIGINT  # until the step is saved
+        path.touch()
+    assert not path.exists()
+    assert capfd.readouterr().err.count("asked to stop") == 1
+
+
+def test_the_file_is_not_looked_for_in_every_step(tmp_path):
+    with watch_stop_request(tmp_path / "stop-requested", every=60.0) as requested:
+        (tmp_path / "stop-requested").touch()
+        assert requested() == 0

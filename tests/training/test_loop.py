@@ -79,6 +79,30 @@ def test_begin_session_is_announced_and_has_precision_and_signals_of_a_step(
     assert "toy: one pass over the 40 training images" in capsys.readouterr().err
 
 
+def test_a_stop_request_saves_the_run_which_then_continues(arrays, tmp_path, monkeypatch, capfd):
+    request = tmp_path / "run" / "stop-requested"
+    watch = signals.watch_stop_request
+    monkeypatch.setattr(signals, "watch_stop_request", lambda path: watch(path, every=0.0))
+    after_update = Toy.after_update
+
+    def ask_in_step_three(self, now=None):
+        after_update(self, now)
+        if now is not None and now.step == 3:
+            request.touch()
+
+    monkeypatch.setattr(Toy, "after_update", ask_in_step_three)
+    request.parent.mkdir()
+    request.touch()  # of an earlier session: ignored
+    (request.parent / "config.json").write_text(toy_config(arrays).to_json())
+    with pytest.raises(signals.Stopped, match="saved at step 4; the same command") as stopped:
+        train(toy_config(arrays), tmp_path / "run")
+    assert stopped.value.code == 130 and not request.exists()
+    assert "asked to stop" in capfd.readouterr().err
+    state, _ = checkpoint.latest(tmp_path / "run" / "checkpoints")
+    assert state["step"] == 4
+    assert train(toy_config(arrays), tmp_path / "run").state.step == 30
+
+
 def test_hooks_of_each_step_come_in_their_order(arrays, tmp_path):
     session = train(toy_config(arrays, train__epochs=1, train__batch_size=8), tmp_path / "run")
     hooks = ["set_progress", "before_forward", "before_update", "after_update"]

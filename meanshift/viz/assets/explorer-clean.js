@@ -1,47 +1,92 @@
-/* Outliers and duplicates on the live page: lists, selection, export. After explorer-search.js. */
+/* Outliers, duplicates and doubtful labels on the live page: lists, selection, export. After explorer-search.js. */
 "use strict";
 
 const EXPLANATIONS = {
   outliers: "Farthest from their ten nearest neighbors first: often broken, mislabeled or rare images. The score is the mean distance to them.",
-  duplicates: "Nearest pairs first: often copies. Of each pair the later image is the one that is selected. The score is the distance.",
+  duplicates: "Pairs whose distance is below the threshold, nearest first. Of each pair the later image is the one that is selected. The score is the distance.",
+  labels: "Images whose label differs from that of most of their ten nearest neighbors: often a wrong label. The score is the share of the neighbors' votes, weighted by similarity, for the label after the arrow.",
 };
+const NOUNS = {outliers: "images", duplicates: "pairs", labels: "doubtful labels"};
 const keyOf = item => `${state.order} ${item.source} ${item.index} ${item.nearest.index}`;
 
 /* The list */
 
 async function loadRanking({more = false} = {}) {
-  const {order, epoch} = state;
+  const {order} = state;
   const source = $("clean-in").value;
   const number = loadRanking.number = (loadRanking.number || 0) + 1;
   const isWanted = () => number === loadRanking.number;
-  for (const name of ["outliers", "duplicates"]) $(name).setAttribute("aria-pressed", name === order);
+  for (const name in NOUNS) $(name).setAttribute("aria-pressed", name === order);
   $("clean-explanation").textContent = EXPLANATIONS[order];
-  if (epoch === null) return showErrorIn("clean-status", "There is no snapshot yet.");
+  if (!state.images) return showErrorIn("clean-status", "There is no snapshot yet.");
   if (!more) {
     state.items = [];
+    state.itemsEpoch = chosenEpoch($("clean-epoch"));
     $("cards").replaceChildren();
     $("more").hidden = true;
+    $("pairs").hidden = order !== "duplicates" || !state.pairs;  // the slider keeps its focus
   }
+  const epoch = state.itemsEpoch;
+  $("clean-status").update = null;
   try {
     const start = state.items.length;
     const answer = await requestPatiently($("clean-status"), `/api/rank?in=${source}&epoch=${epoch}&order=${order}&start=${start}`, isWanted);
     if (!answer) return;
-    state.items = state.items.concat(answer.items);
+    let {total, items} = answer;
+    if (order === "duplicates") {
+      showPairs(answer.histogram, `${source} ${epoch}`);
+      total = state.pairs.below[+$("threshold").value];
+      items = items.slice(0, total - start);
+    }
+    state.items = state.items.concat(items);
     $("cards").classList.toggle("pairs", order === "duplicates");
-    $("cards").append(...answer.items.map((item, i) => itemCard(item, start + i)));
-    const noun = order === "outliers" ? "images" : "pairs";
-    $("clean-status").textContent = `${formatCount(state.items.length)} of ${formatCount(answer.total)} ${noun}`;
-    $("more").hidden = state.items.length >= answer.total;
+    $("cards").append(...items.map((item, i) => itemCard(item, start + i)));
+    const text = answer.note || `${formatCount(state.items.length)} of ${formatCount(total)} ${NOUNS[order]}`;
+    showResults($("clean-status"), text, epoch, $("clean-epoch"), () => loadRanking());
+    $("more").hidden = state.items.length >= total;
   } catch (error) {
     if (isWanted()) showErrorIn("clean-status", error.message);
   }
 }
 
+/* The threshold of the duplicates, on a histogram of the distances */
+
+function showPairs(histogram, name) {
+  if (state.pairs === null || state.pairs.name !== name) {
+    $("threshold").max = histogram.edges.length - 1;
+    $("threshold").value = histogram.start;
+  }
+  state.pairs = {...histogram, name};
+  const counts = histogram.below.map((below, i) => below - (i ? histogram.below[i - 1] : 0));
+  const highest = Math.max(...counts);
+  $("histogram").replaceChildren(...counts.map(count => {
+    const bar = element("i");
+    bar.style.height = count ? `${4 + 96 * count / highest}%` : "0";
+    return bar;
+  }));
+  $("farthest").textContent = formatDistance(histogram.edges[histogram.edges.length - 1]);
+  $("pairs").hidden = false;
+  showThreshold();
+}
+
+function showThreshold() {
+  const {edges, below} = state.pairs;
+  const position = +$("threshold").value;
+  [...$("histogram").children].forEach((bar, i) => bar.classList.toggle("below", i <= position));
+  const text = `${formatCount(below[position])} pair${below[position] === 1 ? "" : "s"} below ${formatDistance(edges[position])}`;
+  $("threshold-text").textContent = text;
+  $("threshold").setAttribute("aria-valuetext", text);
+}
+
+$("threshold").addEventListener("input", showThreshold);
+$("threshold").addEventListener("change", () => loadRanking());
+
 function itemCard(item, position) {
   const isPair = state.order === "duplicates";
   const {nearest} = item;
   const checkbox = element("input", {type: "checkbox", checked: state.selection.has(keyOf(item))});
-  checkbox.setAttribute("aria-label", `${titleOf(item)}, score ${formatDistance(item.score)}, nearest ${titleOf(nearest)}`);
+  const about = item.suggested ? `neighbors: ${item.suggested}` : `nearest ${titleOf(nearest)}${item.exact ? ", exact copy" : ""}`;
+  checkbox.setAttribute("aria-label", `${titleOf(item)}, score ${formatDistance(item.score)}, ${about}`);
   checkbox.dataset.position = position;
   const enlargeButton = element("button", {className: "enlarge", title: "Enlarge, beside its nearest"}, "⤢");
   enlargeButton.setAttribute("aria-label", `Enlarge ${item.title} beside its nearest`);
@@ -57,17 +102,20 @@ function itemCard(item, position) {
     title = `${item.title} — ${nearest.title}`;
     if (item.label !== nearest.label) labels = `${item.label || "?"} / ${nearest.label || "?"}`;
   }
-  return element("label", {className: "card"}, image, checkbox, enlargeButton, element("b", {title}, title),
-    element("span", {className: "quiet"}, element("span", {}, labels), element("span", {}, formatDistance(item.score))));
+  if (item.suggested) labels = `${item.label} → ${item.suggested}`;
+  const score = item.suggested ? `${Math.round(100 * item.score)}%` : formatDistance(item.score);
+  const exact = item.exact ? element("em", {title: "All pixels are the same"}, "exact copy") : null;
+  return element("label", {className: "card"}, image, checkbox, enlargeButton, element("b", {title}, title), exact,
+    element("span", {className: "quiet"}, element("span", {title: labels}, labels), element("span", {}, score)));
 }
 
-for (const order of ["outliers", "duplicates"]) {
+for (const order in NOUNS) {
   $(order).addEventListener("click", () => {
     state.order = order;
     loadRanking();
   });
 }
-$("clean-in").addEventListener("change", () => loadRanking());
+for (const id of ["clean-in", "clean-epoch"]) $(id).addEventListener("change", () => loadRanking());
 $("more").addEventListener("click", () => loadRanking({more: true}));
 
 /* The selection */
@@ -133,9 +181,9 @@ function csvCell(value) {
 }
 
 $("export").addEventListener("click", () => {
-  const header = ["file", "label", "kind", "score", "nearest", "source"];
+  const header = ["file", "label", "kind", "score", "nearest", "source", "suggested"];
   const rows = [...state.selection.values()].map(item =>
-    [item.title, item.label, item.kind, item.score, item.nearest.title, item.source]);
+    [item.title, item.label, item.kind, item.score, item.nearest.title, item.source, item.suggested]);
   const text = [header, ...rows].map(row => row.map(csvCell).join(",") + "\r\n").join("");
   const href = URL.createObjectURL(new Blob([text], {type: "text/csv"}));
   const download = `${state.run.name.replace(/[^\w.-]+/g, "-")}-selection.csv`;

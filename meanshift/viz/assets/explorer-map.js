@@ -18,13 +18,59 @@ const mapView = meanshiftMap($("canvas"), {
     if (i === null) return;
     const row = rowOf(i);
     const [x, y] = mapView.position(i);
-    const width = $("canvas").clientWidth;
+    const {clientWidth: width, clientHeight: height} = $("canvas");
     box.replaceChildren(imageElement(trainingImage(state.images.indices[row]), 128, ""), titleOfRow(row));
     box.style.left = `${x > width / 2 ? x - 145 : x + 16}px`;
-    box.style.top = `${Math.max(0, Math.min(y - 60, width - 170))}px`;
+    box.style.top = `${Math.max(0, Math.min(y - 60, height - 170))}px`;
   },
   onSelect: i => selectRow(rowOf(i)).catch(showError),
+  thumbnail: i => thumbnails.get(rowOf(i)),
+  onLasso: points => selectRows(points.map(rowOf).filter(isShown)),
+  keys: {
+    l: () => $("lasso").click(),
+    s: () => selectNeighbors(),
+    c: () => selectGroup(),
+    Escape: () => state.selectedRows.size ? selectRows([]) : mapView.reset(),
+  },
 });
+
+/* Thumbnails of the points in view, many in one image, once the map is zoomed */
+
+const SHEET = {rows: 64, columns: 8, side: 64, atOnce: 2, kept: 96};
+const thumbnails = {
+  places: new Map(),  // of each row in its sheet; null while it is loaded
+  sheets: [],  // lists of rows, the oldest first
+  missing: new Set(),
+  loading: 0,
+  get(row) {
+    if (this.places.has(row) || state.run.missing) return this.places.get(row);
+    if (!this.missing.size) setTimeout(() => this.load());  // when the whole view was asked for
+    this.missing.add(row);
+    return null;
+  },
+  load() {
+    const rows = [...this.missing];
+    this.missing.clear();  // what is still in view is asked for again
+    while (rows.length && this.loading < SHEET.atOnce) this.loadSheet(rows.splice(0, SHEET.rows));
+  },
+  async loadSheet(rows) {
+    this.loading++;
+    for (const row of rows) this.places.set(row, null);
+    try {
+      const image = element("img", {src: `/sheet?rows=${rows.join()}&v=${state.run.cache_key}`});
+      await image.decode();
+      const {columns, side} = SHEET;
+      rows.forEach((row, i) => this.places.set(row, {image, side, x: i % columns * side, y: Math.floor(i / columns) * side}));
+      this.sheets.push(rows);
+      if (this.sheets.length > SHEET.kept) for (const row of this.sheets.shift()) this.places.delete(row);
+    } catch {
+      for (const row of rows) this.places.delete(row);
+      showError(new Error("The thumbnails of the map cannot be loaded."));
+    }
+    this.loading--;
+    mapView.redraw();
+  },
+};
 
 async function loadMap() {
   let answer;
@@ -41,9 +87,15 @@ async function loadMap() {
     placePoints(!isFirst);
     paint();
   }
-  $("map-status").textContent = [state.map.kind, describeWork(answer)].filter(Boolean).join("; ");
+  $("map-status").textContent = [describeMap(), describeWork(answer)].filter(Boolean).join("; ");
   clearTimeout(loadMap.timer);
   if (answer.progress) loadMap.timer = setTimeout(() => loadMap().catch(showError), 1000);
+}
+
+function describeMap() {
+  const {kind, rows, placed} = state.map;
+  if (!placed) return kind;
+  return `${kind} of ${formatCount(rows.length - placed)} images; the other ${formatCount(placed)} lie at their nearest among them`;
 }
 
 function describeWork(answer) {
@@ -58,6 +110,7 @@ function placePoints(animate) {
   const earlier = epochs.filter(epoch => epoch <= state.epoch);
   mapView.move(state.map.points[earlier.length ? Math.max(...earlier) : Math.min(...epochs)], {animate});
   markSelected();
+  ringRows();
 }
 
 function markSelected() {
@@ -66,6 +119,59 @@ function markSelected() {
 }
 
 $("reset-map").addEventListener("click", () => mapView.reset());
+
+/* Selected rows: by lasso, by neighbors, by class or cluster */
+
+const isShown = row => state.onlyCategory === null || state.colors.values[row] === state.onlyCategory;
+
+function selectRows(rows) {
+  state.selectedRows = new Set(rows);
+  const count = state.selectedRows.size;
+  $("rows-selected").textContent = count ? `${formatCount(count)} image${count === 1 ? "" : "s"} selected` : "Shift and drag selects images.";
+  $("clear-rows").hidden = !count;
+  ringRows();
+  document.dispatchEvent(new CustomEvent("rows-selected", {detail: {rows: [...state.selectedRows]}}));
+}
+
+function ringRows() {
+  const points = [];
+  if (state.map && state.selectedRows.size) {
+    state.map.rows.forEach((row, i) => {
+      if (state.selectedRows.has(row)) points.push(i);
+    });
+  }
+  mapView.ring(points);
+}
+
+function selectNeighbors() {  // at the epoch of the map
+  if (!state.selectedImage) return;
+  const shown = state.selectedImage.snapshots.find(snapshot => snapshot.epoch === state.epoch);
+  if (shown) selectRows([state.selectedRow, ...shown.rows]);
+}
+
+function groupOf(row) {  // its class, or what else the map is colored by: {name, rows} or null
+  if (row === null || !state.colors || state.colors.kind === "scale") return null;
+  const isLabel = state.colors.by === "label";  // of which the legend merges rare ones
+  const values = isLabel ? state.images.labels : state.colors.values;
+  const names = isLabel ? state.images.classes : state.colors.names;
+  if (values[row] === null || values[row] < 0) return null;
+  return {name: names[values[row]], rows: values.flatMap((value, other) => value === values[row] ? [other] : [])};
+}
+
+function selectGroup() {
+  const group = groupOf(state.selectedRow);
+  if (group) selectRows(group.rows);
+}
+
+$("lasso").addEventListener("click", () => {
+  const active = $("lasso").getAttribute("aria-pressed") !== "true";
+  $("lasso").setAttribute("aria-pressed", active);
+  mapView.setLasso(active);
+});
+$("clear-rows").addEventListener("click", () => {
+  selectRows([]);
+  $("canvas").focus();
+});
 
 /* Epochs */
 
@@ -77,7 +183,6 @@ function setEpoch(epoch) {
   $("epoch").value = position;
   $("epoch").setAttribute("aria-valuetext", `epoch ${epoch}`);
   $("epoch-text").textContent = `epoch ${epoch} of ${state.run.epochs}`;
-  for (const select of document.querySelectorAll(".epoch-select")) select.value = epoch;
   for (const strip of document.querySelectorAll(".strip")) strip.classList.toggle("current", +strip.dataset.epoch === epoch);
   placePoints(true);
 }
@@ -86,14 +191,9 @@ function changeEpoch(epoch) {
   if (epoch === state.epoch) return;
   setEpoch(epoch);
   if ($("color").value === "purity") loadColors().catch(showError);
-  if (state.query) runSearch();
-  if (!state.items.length) return;
-  if ($("clean").hidden) state.items = [];
-  else loadRanking();
 }
 
 $("epoch").addEventListener("input", () => changeEpoch(state.run.snapshot_epochs[+$("epoch").value]));
-for (const select of document.querySelectorAll(".epoch-select")) select.addEventListener("change", () => changeEpoch(+select.value));
 
 const player = {
   timer: 0,
@@ -151,12 +251,15 @@ function categoryColor(number) {
 async function loadColors() {
   const by = $("color").value;
   const {epoch} = state;
-  const colors = await request(`/api/colors?by=${encodeURIComponent(by)}&epoch=${epoch}`);
-  if ($("color").value !== by || state.epoch !== epoch) return;  // another was chosen meanwhile
+  const isWanted = () => $("color").value === by && (by !== "purity" || state.epoch === epoch);
+  const path = `/api/colors?by=${encodeURIComponent(by)}&epoch=${epoch}`;
+  const colors = await requestPatiently($("color-status"), path, isWanted);
+  if (!colors) return;  // another was chosen meanwhile
   if (!state.colors || state.colors.by !== by) state.onlyCategory = null;
   state.colors = {...colors, by};
   showLegend();
   paint();
+  nameGroupButton();
 }
 
 function paint() {
@@ -224,9 +327,18 @@ async function selectRow(row) {
   const legend = image.label ? [element("span", {className: "line"}), " same label "] : [];
   $("detail").replaceChildren(
     selectedImageElement(image),
-    element("div", {className: "strips"}, ...image.snapshots.map(neighborStrip)),
+    element("div", {className: "strips"}, ...image.snapshots.map(neighborStrip).reverse()),
     element("p", {className: "quiet hint"}, ...legend, element("span", {className: "dot"}), " was a neighbor at the snapshot before"),
   );
+  nameGroupButton();
+}
+
+function nameGroupButton() {
+  const button = $("select-group");
+  if (!button) return;
+  const group = groupOf(state.selectedRow);
+  button.hidden = !group;
+  if (group) button.textContent = `Select all of ${group.name}`;
 }
 
 function selectedImageElement(image) {
@@ -236,8 +348,11 @@ function selectedImageElement(image) {
     if (value) facts.append(element("dt", {}, name), element("dd", {}, value));
   }
   const enlargeButton = element("button", {onclick: () => enlarge([image])}, "Enlarge");
-  const text = element("div", {}, element("h2", {}, image.title), facts, element("p", {className: "controls"}, enlargeButton, searchButton(image)));
-  return element("div", {className: "selected-image"}, imageElement(image, 256, titleOf(image)), text);
+  const neighborsButton = element("button", {onclick: selectNeighbors, title: "Key s on the map"}, "Select its neighbors");
+  const groupButton = element("button", {id: "select-group", onclick: selectGroup, title: "Key c on the map"});
+  const text = element("div", {}, element("h2", {}, image.title), facts);
+  const buttons = element("p", {className: "controls"}, enlargeButton, searchButton(image), neighborsButton, groupButton);
+  return element("div", {className: "selected-image"}, imageElement(image, 256, titleOf(image)), text, buttons);
 }
 
 function searchButton(image) {

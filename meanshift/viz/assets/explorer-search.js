@@ -35,6 +35,20 @@ function showErrorIn(id, message) {
   $(id).replaceChildren(element("span", {className: "error"}, message));
 }
 
+/* The snapshot whose features are compared: results stay those of their epoch until a newer one is asked for */
+
+const chosenEpoch = select => select.value === "" ? newestEpoch() : +select.value;
+
+function showResults(status, text, epoch, select, load) {
+  status.update = () => {
+    const newest = newestEpoch();
+    const isOld = select.value === "" && epoch !== newest;
+    const button = element("button", {onclick: load}, `Use epoch ${newest}`);
+    status.replaceChildren(`${text}; features after epoch ${epoch}`, epoch === newest ? " (newest)" : "", isOld ? " " : "", isOld ? button : "");
+  };
+  status.update();
+}
+
 /* Search */
 
 function searchWith(image) {
@@ -58,19 +72,21 @@ function searchWithFile(file) {
 }
 
 async function runSearch() {
-  const {query, epoch} = state;
+  const {query} = state;
   const source = $("search-in").value;
   const number = runSearch.number = (runSearch.number || 0) + 1;
   const isWanted = () => number === runSearch.number;
-  if (epoch === null) return showErrorIn("search-status", "There is no snapshot yet to search with.");
+  if (!state.images) return showErrorIn("search-status", "There is no snapshot yet to search with.");
+  const epoch = chosenEpoch($("search-epoch"));
   $("found").replaceChildren();
+  $("search-status").update = null;
   try {
     const prepared = await requestPatiently($("search-status"), `/api/prepare?in=${source}&epoch=${epoch}`, isWanted);
     if (!prepared) return;
     const image = query.file ? "" : `&of=${query.source}&index=${query.index}`;
     const {found} = await request(`/api/search?in=${source}&epoch=${epoch}${image}`, {method: "POST", body: query.file || ""});
     if (!isWanted()) return;
-    $("search-status").textContent = `${found.length} nearest after epoch ${epoch}, nearest first`;
+    showResults($("search-status"), `${found.length} images, nearest first`, epoch, $("search-epoch"), runSearch);
     $("found").replaceChildren(...found.map(foundCard));
   } catch (error) {
     if (isWanted()) showErrorIn("search-status", error.message);
@@ -92,9 +108,11 @@ $("file").addEventListener("change", () => {
 $("use-selected").addEventListener("click", () => {
   if (state.selectedImage) searchWith(state.selectedImage);
 });
-$("search-in").addEventListener("change", () => {
-  if (state.query) runSearch();
-});
+for (const id of ["search-in", "search-epoch"]) {
+  $(id).addEventListener("change", () => {
+    if (state.query) runSearch();
+  });
+}
 addEventListener("dragover", event => {
   event.preventDefault();
   $("drop").classList.add("over");

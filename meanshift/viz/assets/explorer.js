@@ -10,13 +10,16 @@ const state = {
   map: null,  // answer of /api/map
   epoch: null,
   follow: true,  // go to each new snapshot
-  selectedRow: null,
+  selectedRow: null,  // whose image and neighbors are shown
+  selectedRows: new Set(),  // by lasso and the like; each change is an event, rows-selected
   selectedImage: null,  // answer of /api/point
   colors: null,  // answer of /api/colors
   onlyCategory: null,
   query: null,  // {file} or {source, index}
   order: "outliers",
   items: [],  // the list that is being cleaned
+  itemsEpoch: null,
+  pairs: null,  // {edges, below, start} of the duplicates: how many are below each distance
   selection: new Map(),
   lastClicked: 0,
 };
@@ -84,6 +87,7 @@ function showTab(name) {
     $(tab.getAttribute("aria-controls")).hidden = !selected;
   }
   history.replaceState(null, "", `#${known}`);
+  if (known === "label") showLabels();
   if (known === "clean" && state.epoch !== null && !state.items.length) loadRanking();
 }
 
@@ -142,6 +146,7 @@ async function followRun() {
 }
 
 function describeProgress(run) {
+  if (Number.isInteger(run.stop)) return `stopped at epoch ${run.epochs_done.toFixed(1)} of ${run.epochs}`;
   if (run.epochs_done >= run.epochs) return `finished, ${run.epochs} epoch${run.epochs === 1 ? "" : "s"}`;
   const progress = `epoch ${run.epochs_done.toFixed(1)} of ${run.epochs}`;
   if (!run.training) {
@@ -168,6 +173,8 @@ function showRun() {
     "Waiting for the first snapshot. The curves are already there.";
   $("waiting").hidden = hasSnapshots;
   $("map-content").hidden = !hasSnapshots;
+  showLive();
+  fillColorings();
   showCurves();
 }
 
@@ -179,33 +186,84 @@ async function showSnapshots() {
     fillSelects();
   }
   $("epoch").max = epochs.length - 1;
-  for (const select of document.querySelectorAll(".epoch-select")) {
-    select.replaceChildren(...epochs.map(epoch => element("option", {value: epoch}, epoch)));
-  }
-  const hasResults = state.query || state.items.length;  // they stay those of their epoch
-  const stays = epochs.includes(state.epoch) && (!state.follow || hasResults);
-  const epoch = stays ? state.epoch : epochs[epochs.length - 1];
+  fillEpochSelects();
+  const epoch = epochs.includes(state.epoch) && !state.follow ? state.epoch : newestEpoch();
   const moved = epoch !== state.epoch;
-  const following = state.follow;
   setEpoch(epoch);
-  state.follow = following;  // results that keep their epoch do not end the following
   if (moved || state.colors === null) await loadColors();
   await loadMap();
-  if (state.selectedRow !== null) await selectRow(state.selectedRow);
+  await selectRow(state.selectedRow === null ? state.images.typical : state.selectedRow);
   if (!$("clean").hidden && !state.items.length) loadRanking();
 }
 
+const newestEpoch = () => state.run.snapshot_epochs[state.run.snapshot_epochs.length - 1];
+
+function fillEpochSelects() {  // of search and cleaning, which use the newest unless another is chosen
+  for (const select of document.querySelectorAll(".epoch-select")) {
+    const chosen = select.value;
+    const epochs = state.run.snapshot_epochs.map(epoch => element("option", {value: epoch}, epoch));
+    select.replaceChildren(element("option", {value: ""}, `the newest, ${newestEpoch()}`), ...epochs);
+    if (state.run.snapshot_epochs.includes(+chosen)) select.value = chosen;
+  }
+  for (const id of ["search-status", "clean-status"]) if ($(id).update) $(id).update();
+}
+
+function fillColorings() {
+  const chosen = $("color").value;
+  $("color").replaceChildren(...state.run.colorings.map(([value, text]) => element("option", {value}, text)));
+  if (state.run.colorings.some(([value]) => value === chosen)) $("color").value = chosen;
+}
+
 function fillSelects() {
-  const colorings = [["cluster", "cluster"]];
-  if (state.run.labeled) colorings.unshift(["label", "label"], ["purity", "purity of the 10 nearest"]);
-  for (const column of state.run.columns) colorings.push([`=${column}`, column]);
-  $("color").replaceChildren(...colorings.map(([value, text]) => element("option", {value}, text)));
   const snapshot = {name: "snapshot", title: "the map's images", count: state.images.indices.length};
   for (const select of document.querySelectorAll(".source-select")) {
     select.replaceChildren(...[snapshot, ...state.run.sources].map(source =>
       element("option", {value: source.name}, `${source.title} (${formatCount(source.count)})`)));
   }
 }
+
+/* While it trains: the newest metrics, and a button that stops it */
+
+const LIVE_METRICS = [["loss", "Loss"], ["20-NN", "20-NN, %"], ["1-NN", "1-NN, %"], ["effective_rank", "Effective rank"]];
+
+function showLive() {
+  const {curves, stop, training} = state.run;
+  $("live").hidden = !training;
+  $("stop-training").disabled = stop === "requested";
+  const saved = Number.isInteger(stop) ? `Stopped and saved at step ${formatCount(stop)}; the same command continues.` : "";
+  setBanner("stop", stop === "requested" ? "Stopping: the training finishes its step and saves." : saved, "note");
+  $("live-metrics").replaceChildren(...LIVE_METRICS.filter(([name]) => curves[name] && curves[name].y.length).map(([name, title]) => {
+    const {x, y} = curves[name];
+    const newest = element("b", {}, +y[y.length - 1].toPrecision(3));
+    return element("div", {className: "live-metric"}, element("span", {}, title), newest, sparkline(x, y));
+  }));
+}
+
+function sparkline(x, y) {
+  const SVG = "http://www.w3.org/2000/svg";
+  const [low, high] = [Math.min(...y), Math.max(...y)];
+  const width = x[x.length - 1] - x[0] || 1;
+  const points = x.map((value, i) => `${100 * (value - x[0]) / width},${22 - 20 * (y[i] - low) / (high - low || 1)}`);
+  const svg = document.createElementNS(SVG, "svg");
+  svg.setAttribute("viewBox", "0 0 100 24");
+  svg.setAttribute("preserveAspectRatio", "none");
+  svg.setAttribute("aria-hidden", "true");
+  const line = document.createElementNS(SVG, "polyline");
+  line.setAttribute("points", points.join(" "));
+  svg.append(line);
+  return svg;
+}
+
+$("stop-training").addEventListener("click", () => {
+  $("confirm-stop").returnValue = "";
+  $("confirm-stop").showModal();
+  $("keep-training").focus();
+});
+$("confirm-stop").addEventListener("close", () => {
+  if ($("confirm-stop").returnValue !== "stop") return;
+  $("stop-training").disabled = true;
+  request("/api/stop-training", {method: "POST"}).catch(showError);
+});
 
 /* Curves */
 

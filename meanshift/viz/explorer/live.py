@@ -23,12 +23,13 @@ class LiveRun:
 
     def __init__(self, run: Run) -> None:
         self.run = run
+        self._stop_requested = 0  # when, in nanoseconds of the disk's clock; 0: never by this page
 
     def version(self) -> str:
         """A digest that changes when the run has written something, or has stopped writing."""
         epochs = self.run.snapshot_epochs
         stamps = {epoch: self.run.snapshot_stamp(epoch) for epoch in epochs}
-        parts: list[Any] = [stamps, self._is_writing()]
+        parts: list[Any] = [stamps, self._is_writing(), self._stop()]
         for name in ("metrics.jsonl", "warnings.jsonl"):
             path = self.run.folder / name
             if path.exists():
@@ -57,7 +58,8 @@ class LiveRun:
             "settings": _facts(run),
             "epochs_done": to_json_number(done),
             "epochs": epochs,
-            "training": self._is_writing() and done < epochs,
+            "training": self._is_training(),
+            "stop": self._stop(),
             "seconds_silent": to_json_number(self._seconds_silent()),
             "seconds_left": seconds_left,
             "warnings": [
@@ -74,6 +76,32 @@ class LiveRun:
                 for name, curve in metric_series(run).items()
             },
         }
+
+    def request_stop(self) -> None:
+        """Ask the training to save and stop, as Ctrl-C does; it looks once a second."""
+        if not self._is_training():
+            raise ValueError("nothing trains in this folder now, so there is nothing to stop")
+        path = self.run.directory.stop_request
+        path.touch()
+        self._stop_requested = path.stat().st_mtime_ns
+
+    def _stop(self) -> str | int | None:
+        """Whether a stop is "requested", or the step at which the run has saved and stopped."""
+        if self.run.directory.stop_request.exists():
+            return "requested" if self._is_writing() else None
+        if not self._stop_requested or self.run.finished:
+            return None
+        begun = (self.run.folder / "environment.json").stat().st_mtime_ns
+        if begun > self._stop_requested:  # the run was continued
+            return None
+        saved = {
+            int(path.stem.removeprefix("step-")): path.stat().st_mtime_ns
+            for path in self.run.directory.checkpoints.glob("step-*.pt")
+        }
+        return max((s for s, when in saved.items() if when >= self._stop_requested), default=None)
+
+    def _is_training(self) -> bool:
+        return self._is_writing() and not self.run.finished and not isinstance(self._stop(), int)
 
     def _is_writing(self) -> bool:
         """Whether the last line is not much older than the usual pause between lines."""

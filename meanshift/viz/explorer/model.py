@@ -5,24 +5,34 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxtyping import Float, Int, Shaped
+import torch
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from meanshift.data import Source, Subset
+from meanshift.data import Source, Subset, UnreadableSample
+from meanshift.ops.topk import nearest_neighbors
+from meanshift.runtime import rng
 from meanshift.viz import analysis
-from meanshift.viz.explorer.background import BackgroundTasks, Pending
+from meanshift.viz.explorer.background import BackgroundTasks, Pending, ProgressCallback
+from meanshift.viz.explorer.labeling import Labeling
+from meanshift.viz.explorer.landmarks import place_others
 from meanshift.viz.explorer.live import LiveRun, to_json_number
 from meanshift.viz.explorer.metadata import Metadata, categories, scale
-from meanshift.viz.explorer.search import Searcher
-from meanshift.viz.explorer.thumbnails import Thumbnails
+from meanshift.viz.explorer.search import NoLabels, Searcher, histogram
+from meanshift.viz.explorer.thumbnails import SHEET_SIDE, Thumbnails, encode_sheet
 from meanshift.viz.run_reader import MissingData, Run, Snapshot
 from meanshift.viz.tsne import EpochMap, principal_maps, tsne_maps
 
 NEIGHBORS = 10
-MAX_POINTS = 5000
+MAX_POINTS = 50_000
+LANDMARKS = 5000
+"""images that t-SNE embeds; the others are placed by their nearest among them"""
+_COPY_DISTANCE = 1e-3
+"""between the features of copies, which round differently in another batch"""
 _TITLES = {"train": "all training images", "validation": "validation images"}
 
 
@@ -86,12 +96,21 @@ class Explorer:
                 {"name": name, "title": _TITLES[name], "count": len(source)}
                 for name, source in self.sources.items()
             ],
-            "labeled": self._is_labeled(),
-            "columns": [] if self.metadata is None else self.metadata.columns,
+            "colorings": self._colorings(),
             "missing": self.missing,
             "cache_key": self.cache_key,
             "snapshot_keys": self._snapshot_keys(),
         }
+
+    def _colorings(self) -> list[tuple[str, str]]:
+        """What the map can be colored by: the value that `colors` takes, and its name."""
+        colorings = [("cluster", "cluster")]
+        if self._is_labeled():
+            colorings[:0] = [("label", "label"), ("purity", f"purity of the {NEIGHBORS} nearest")]
+        if not self.missing and self.labeling.log.path.exists():
+            colorings += [("given", "given label"), ("predicted", "prediction")]
+        columns = [] if self.metadata is None else self.metadata.columns
+        return [*colorings, *((f"={column}", column) for column in columns)]
 
     def _snapshot_keys(self) -> dict[int, str]:
         """For each snapshot a text that changes if it is taken again, or of other images."""
@@ -114,11 +133,34 @@ class Explorer:
             "titles": [self._title("train", index) for index in indices],
             "labels": None if labels is None else labels.tolist(),
             "classes": [] if labels is None else self.run.source.classes,
+            "typical": self._typical_row(),
         }
+
+    def _typical_row(self) -> int:
+        """The image nearest to the center of the largest class, or cluster without labels."""
+        snapshot = self._newest()
+        groups = self._labels()
+        if groups is None:
+            _, groups = self._clusters(snapshot)
+        members = (groups == groups[groups >= 0].mode().values).nonzero()[:, 0]
+        features = snapshot.features[members]
+        return int(members[(features @ features.mean(0)).argmax()])
 
     def thumbnail(self, name: str, index: int, side: int) -> tuple[bytes, str]:
         """An encoded image inside a square, and its media type; may raise `UnreadableSample`."""
         return self.thumbnails.get(name, self._source_with(name, index), index, side)
+
+    def sheet(self, rows: Sequence[int]) -> bytes:
+        """Thumbnails of some snapshot images in one JPEG; gray where one cannot be read."""
+        indices = self._indices()
+        self._source("train")
+        if not rows or max(rows) >= len(indices):
+            raise MissingData(f"rows: need rows of the map, from 0 to {len(indices) - 1}")
+        tiles = []
+        for index in indices[list(rows)].tolist():
+            with self.thumbnails.decoding:
+                tiles.append(self.run.thumbnail(index, SHEET_SIDE))
+        return encode_sheet(tiles)
 
     def _source(self, name: str) -> Source:
         if self.missing:
@@ -171,6 +213,25 @@ class Explorer:
     def _row_of(self, snapshot: Snapshot) -> dict[int, int]:
         return {index: row for row, index in enumerate(snapshot.indices.tolist())}
 
+    # Labels
+
+    @functools.cached_property
+    def labeling(self) -> Labeling:
+        """The labels that a person gives to training images."""
+        return Labeling(self.run, self._source("train"), self.searcher)
+
+    def labeled_images(
+        self, kind: str, *, name: str, index: int, label: str, indices: Sequence[int] = ()
+    ) -> list[dict[str, Any]]:
+        """Images to label, each with its predicted class; `selected` are those with `indices`."""
+        if kind != "selected":
+            indices = self.labeling.find(kind, name=name, index=index, label=label)
+        for one in indices:
+            self._source_with("train", one)
+        images = [self._describe("train", one) for one in indices]
+        predictions = self.labeling.predictions(name, indices)
+        return [image | other for image, other in zip(images, predictions, strict=True)]
+
     # The map
 
     def map(self, *, have: str = "") -> dict[str, Any]:
@@ -185,7 +246,7 @@ class Explorer:
                 self._maps = self._map_tasks.get(
                     snapshots,
                     "map",
-                    lambda report: tsne_maps(self.run, max_points=MAX_POINTS, progress=report),
+                    lambda report: self._tsne_maps(len(snapshots), report),
                 )
                 self._mapped = snapshots
         except Pending as pending:
@@ -198,13 +259,15 @@ class Explorer:
         maps = self._maps or self._principal_maps(snapshots)
         digest = hashlib.sha256(kind.encode())
         for one in maps:
-            digest.update(f"{one.epoch} {one.rows.tolist()} {one.points.tolist()}".encode())
+            digest.update(one.epoch.to_bytes(4) + one.rows.numpy().tobytes())
+            digest.update(one.points.numpy().tobytes())
         version = digest.hexdigest()[:12]
         answer: dict[str, Any] = {
             "version": version,
             "kind": kind,
             "progress": progress,
             "note": self._map_errors.get(snapshots, ""),
+            "placed": max(0, len(maps[-1].rows) - LANDMARKS),
         }
         if version != have:
             answer["rows"] = maps[-1].rows.tolist()
@@ -214,10 +277,15 @@ class Explorer:
             }
         return answer
 
+    def _tsne_maps(self, epochs: int, report: ProgressCallback) -> list[EpochMap]:
+        embedded = tsne_maps(self.run, max_points=LANDMARKS, progress=report)
+        rows = rng.choice(0, len(self._indices()), MAX_POINTS, rng.SAMPLE)
+        return place_others(self.run, embedded, rows, lambda: report(epochs, epochs))
+
     @functools.lru_cache(maxsize=1)  # noqa: B019
     def _principal_maps(self, snapshots: tuple[Snapshot, ...]) -> list[EpochMap]:
         try:
-            return principal_maps(self.run, max_points=MAX_POINTS)
+            return principal_maps(self.run, max_points=LANDMARKS)
         except RuntimeError:
             epochs = ", ".join(str(snapshot.epoch) for snapshot in snapshots)
             raise MissingData(
@@ -227,6 +295,9 @@ class Explorer:
 
     def colors(self, by: str, *, epoch: int) -> dict[str, Any]:
         """A value for each snapshot image: label, cluster, purity, or a column as =NAME."""
+        if by in ("given", "predicted"):
+            self._source("train")
+            return self.labeling.colors(by)
         if by == "cluster":
             names, assigned = self._clusters(self._newest())
             return categories([names[cluster] for cluster in assigned.tolist()], order=names)
@@ -241,7 +312,7 @@ class Explorer:
             classes = self.run.source.classes
             known = [classes[label] if label >= 0 else None for label in labels.tolist()]
             return categories(known, order=classes)
-        rows, _ = self._neighbors(self.run.snapshot(epoch))
+        rows, _ = self.searcher.neighbors("snapshot", epoch)
         purity = analysis.same_label(labels, rows).float().mean(1).tolist()
         values = [
             to_json_number(value) if label >= 0 else None
@@ -252,13 +323,16 @@ class Explorer:
     @functools.lru_cache(maxsize=4)  # noqa: B019
     def _clusters(self, snapshot: Snapshot) -> tuple[list[str], Tensor]:
         count = 10 if self._labels() is None else min(20, len(self.run.source.classes))
-        return analysis.cluster_features(snapshot.features, count)
+        features = snapshot.features
+        some = rng.choice(0, len(features), LANDMARKS, rng.SAMPLE)
+        names, assigned = analysis.cluster_features(features[some], count)
+        if len(some) < len(features):
+            members = torch.nn.functional.one_hot(assigned, len(names)).float()
+            centers = torch.nn.functional.normalize(members.T @ features[some], dim=1)
+            assigned = (features @ centers.T).argmax(1)
+        return names, assigned
 
     # Neighbors
-
-    @functools.lru_cache(maxsize=64)  # noqa: B019
-    def _neighbors(self, snapshot: Snapshot) -> tuple[Int[Tensor, "n k"], Float[Tensor, "n k"]]:
-        return analysis.nearest_others(snapshot.features, NEIGHBORS)
 
     def point(self, row: int) -> dict[str, Any]:
         """A snapshot image with its neighbors at each snapshot, and which of them were kept."""
@@ -269,9 +343,14 @@ class Explorer:
         snapshots = []
         previous = set[int]()
         for epoch in self.run.snapshot_epochs:
-            all_rows, all_similarities = self._neighbors(self.run.snapshot(epoch))
-            rows = all_rows[row].tolist()
-            similarities = all_similarities[row].tolist()
+            features = self.run.snapshot(epoch).features
+            nearest = nearest_neighbors(
+                features[row : row + 1],
+                features,
+                min(NEIGHBORS, len(features) - 1),
+                exclude=torch.tensor([row]),
+            )
+            rows, similarities = (values[0].tolist() for values in nearest)
             same_label = None
             if labels is not None and labels[row] >= 0:
                 same_label = (labels[rows] == labels[row]).tolist()
@@ -319,29 +398,40 @@ class Explorer:
     def rank(
         self, order: str, *, name: str, epoch: int, start: int = 0, count: int = 60
     ) -> dict[str, Any]:
-        """One page of the outliers or of the pairs of likely duplicates, most striking first."""
+        """One page of the outliers, of likely duplicates or of doubtful labels, clearest first."""
         self._check_searchable(name)
-        ranking = self.searcher.rank(order, name=name, epoch=epoch)
-        page = slice(start, start + count)
-        rows = zip(
-            ranking.indices[page],
-            ranking.scores[page],
-            ranking.nearest[page],
-            ranking.distances[page],
-            strict=True,
-        )
-        return {
-            "total": len(ranking.indices),
-            "items": [
-                {
-                    **self._describe(name, index),
-                    "score": to_json_number(score),
-                    "nearest": self._describe(name, nearest),
-                    "distance": to_json_number(distance),
-                }
-                for index, score, nearest, distance in rows
-            ],
-        }
+        try:
+            ranking = self.searcher.rank(order, name=name, epoch=epoch)
+        except NoLabels as error:
+            return {"total": 0, "items": [], "note": str(error)}
+        answer: dict[str, Any] = {"total": len(ranking.indices), "items": []}
+        if order == "duplicates":
+            answer["histogram"] = histogram(ranking.distances)
+        for position in range(start, min(start + count, len(ranking.indices))):
+            index, nearest = ranking.indices[position], ranking.nearest[position]
+            item = self._describe(name, index) | {
+                "score": to_json_number(ranking.scores[position]),
+                "nearest": self._describe(name, nearest),
+                "distance": to_json_number(ranking.distances[position]),
+            }
+            if order == "duplicates":
+                item["exact"] = self._is_copy(name, index, nearest, ranking.distances[position])
+            if ranking.suggested is not None:
+                source = self.sources[item["source"]]
+                item["suggested"] = source.classes[ranking.suggested[position]]
+            answer["items"].append(item)
+        return answer
+
+    def _is_copy(self, name: str, index: int, other: int, distance: float) -> bool:
+        """Whether two images have the same pixels; those with other features are not read."""
+        if self.missing or distance > _COPY_DISTANCE:
+            return False
+        source = self._source("train" if name == "snapshot" else name)
+        with self.thumbnails.decoding:
+            try:
+                return torch.equal(source.sample(index), source.sample(other))
+            except UnreadableSample:
+                return False
 
     def _check_searchable(self, name: str) -> None:
         if name != "snapshot":

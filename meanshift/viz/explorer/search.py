@@ -1,10 +1,12 @@
-"""Search by image, outliers and duplicates, in the snapshot images or in a whole source."""
+"""Search by image; outliers, duplicates and doubtful labels of the snapshot or a whole source."""
 
 from __future__ import annotations
 
 import functools
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -15,12 +17,10 @@ from meanshift.data import Source, UnreadableSample
 from meanshift.data.convert import has_alpha, mark_alpha, match_channels
 from meanshift.data.decode import read_image
 from meanshift.evaluation.knn import CHUNK, neighbors
-from meanshift.models.encoder import build_backbone
 from meanshift.models.feature_cache import cached_features
 from meanshift.models.features import extract_features
-from meanshift.models.weights import fingerprint, writable_dir
+from meanshift.models.weights import fingerprint, load_snapshot, writable_dir
 from meanshift.ops.image import cut_to_aspect
-from meanshift.runtime import checkpoint
 from meanshift.runtime.device import pick_device
 from meanshift.viz.explorer.background import BackgroundTasks, ProgressCallback
 from meanshift.viz.run_reader import MissingData, Run, Snapshot
@@ -31,6 +31,12 @@ _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 """formats of uploads; none whose decoder runs other programs"""
 
 
+ORDERS = ("outliers", "duplicates", "labels")
+_BINS = 80
+_TEMPERATURE = 0.07
+"""of the votes of neighbors: exp(similarity / temperature)"""
+
+
 @dataclass(frozen=True)
 class Ranking:
     """Images by index in their source, each with a score and its nearest other."""
@@ -39,6 +45,12 @@ class Ranking:
     scores: list[float]
     nearest: list[int]
     distances: list[float]
+    suggested: list[int] | None = None
+    """the label that most of the neighbors have"""
+
+
+class NoLabels(MissingData):
+    """Labels are to be compared, and there are none."""
 
 
 class Searcher:
@@ -91,60 +103,69 @@ class Searcher:
         ((rows, similarity),) = neighbors(features, query, min(count, len(features)))
         return indices[rows[0]].tolist(), _distance(similarity[0]).tolist()
 
-    def rank(self, order: str, *, name: str, epoch: int) -> Ranking:
-        """All images, the farthest from their neighbors first, or pairs, the nearest first."""
-        if order not in ("outliers", "duplicates"):
-            raise ValueError(f"order: got {order!r}, need outliers or duplicates")
-        features, indices = self.features(name, epoch)
+    def neighbors(self, name: str, epoch: int) -> tuple[Int[Tensor, "n k"], Float[Tensor, "n k"]]:
+        """The nearest others of each image and their similarities; `Pending` while computed."""
+        features, _ = self.features(name, epoch)
         if len(features) < 2:
             raise MissingData(f"got {len(features)} images, need 2 or more to compare")
         title = f"Neighbors of {len(features):,} images after epoch {epoch}"
-        nearest, similarity = self.tasks.get(
+        result: tuple[Tensor, Tensor] = self.tasks.get(
             ("neighbors", name, self.run.snapshot(epoch)),
             title,
             lambda progress: _all_neighbors(features, progress),
         )
+        return result
+
+    def rank(self, order: str, *, name: str, epoch: int) -> Ranking:
+        """All images, the farthest from their neighbors first, or pairs, the nearest first, or
+        images with another label than most of their neighbors, the clearest first."""
+        if order not in ORDERS:
+            raise ValueError(f"order: got {order!r}, need {', '.join(ORDERS[:-1])} or {ORDERS[-1]}")
+        _, indices = self.features(name, epoch)
+        nearest, similarity = self.neighbors(name, epoch)
         distances = _distance(similarity)
-        rows = torch.arange(len(nearest))
+        image = torch.arange(len(nearest))
+        other = nearest[:, 0]
         if order == "outliers":
-            image = rows
-            other = nearest[:, 0]
             score = distances.mean(1)
             ranked = score.argsort(descending=True, stable=True)
-        else:  # each pair once, the later image as the copy of the earlier one
-            other, image = torch.stack([rows, nearest[:, 0]]).sort(0).values
+        elif order == "duplicates":  # each pair once, the later image as the copy of the earlier
+            other, image = torch.stack([image, other]).sort(0).values
             score = distances[:, 0]
             ranked = score.argsort(stable=True)
             ranked = ranked[_first_of_each((other * len(nearest) + image)[ranked])]
+        else:
+            labels = self.labels(name)[indices]
+            suggested, score = _vote(labels, nearest, similarity)
+            differs = (labels >= 0) & (suggested != labels) & (score > 0.5)
+            ranked = score.masked_fill(~differs, 0).argsort(descending=True, stable=True)
+            ranked = ranked[: int(differs.sum())]
         return Ranking(
             indices=indices[image[ranked]].tolist(),
             scores=score[ranked].tolist(),
             nearest=indices[other[ranked]].tolist(),
             distances=distances[ranked, 0].tolist(),
+            suggested=suggested[ranked].tolist() if order == "labels" else None,
         )
+
+    def labels(self, name: str) -> Int[Tensor, " n"]:
+        """The labels of all images of a source (-1: none)."""
+        source = self.sources.get("train" if name == "snapshot" else name)
+        if source is None or source.labels is None or not bool((source.labels >= 0).any()):
+            raise NoLabels("These images have no labels that could be compared.")
+        return source.labels
 
     @functools.lru_cache(maxsize=3)  # noqa: B019 (lives as long as the server)
     def _backbone(self, snapshot: Snapshot) -> nn.Module:
-        config = self.run.config
-        path = self.run.snapshot_path(snapshot.epoch)
-        data = config.data
-        backbone, _ = build_backbone(
-            config.encoder, image_size=data.image_size, samples=data.sample_spec
-        )
-        weights = checkpoint.read(path)["weights"]
-        full_precision = {
-            name: value.float() if value.is_floating_point() else value
-            for name, value in weights.items()
-        }
         try:
-            backbone.load_state_dict(full_precision)
-        except RuntimeError:
+            backbone = load_snapshot(self.run.folder, snapshot.epoch).backbone
+        except ValueError:
             raise MissingData(
-                f"{path}: its weights are not those of a {config.encoder.name}, since the method "
-                f"{self.run.method} has an encoder of its own; only the snapshot images can be "
-                f"compared"
+                f"{self.run.snapshot_path(snapshot.epoch)}: its weights are not those of a "
+                f"{self.run.config.encoder.name}, since the method {self.run.method} has an "
+                f"encoder of its own; only the snapshot images can be compared"
             ) from None
-        return backbone.eval().to(self._device)
+        return backbone.to(self._device)
 
 
 def decode_upload(content: bytes) -> Shaped[Tensor, "channels height width"]:
@@ -181,6 +202,35 @@ def _all_neighbors(features: Tensor, progress: ProgressCallback) -> tuple[Tensor
         all_rows.append(rows[~itself].view(-1, count))
         all_similarities.append(similarity[~itself].view(-1, count))
     return torch.cat(all_rows), torch.cat(all_similarities)
+
+
+def _vote(
+    labels: Int[Tensor, " n"], nearest: Int[Tensor, "n k"], similarity: Float[Tensor, "n k"]
+) -> tuple[Int[Tensor, " n"], Float[Tensor, " n"]]:
+    """The label of most neighbors of each image, and its share of their weighted votes."""
+    voted = labels[nearest]
+    weights = ((similarity - similarity[:, :1]) / _TEMPERATURE).exp().masked_fill(voted < 0, 0)
+    same = (voted[:, :, None] == voted[:, None, :]).float()
+    votes = (same * weights[:, None, :]).sum(2)  # for the label of each neighbor
+    best, position = (votes / weights.sum(1, keepdim=True).clamp(min=1e-12)).max(1)
+    return voted.gather(1, position[:, None])[:, 0], best
+
+
+def histogram(distances: Sequence[float]) -> dict[str, Any]:
+    """How many pairs there are by distance, and a threshold below which they are unusually near.
+
+    The bins grow with the square of the distance, since copies differ by very little. The
+    threshold is three standard deviations below the usual log distance, by median and MAD.
+    """
+    values = torch.tensor(distances, dtype=torch.float64)
+    high = max(float(values.max()), 1e-6)
+    edges = high * torch.linspace(0, 1, _BINS + 1, dtype=torch.float64) ** 2
+    below = torch.searchsorted(values, edges[1:], right=True)  # rising, as the ranking is
+    logs = values.clamp(min=1e-7).log()
+    spread = 1.4826 * (logs - logs.median()).abs().median()
+    threshold = float((logs.median() - 3 * spread).exp())
+    position = int(torch.searchsorted(edges[1:], threshold))
+    return {"edges": edges[1:].tolist(), "below": below.tolist(), "start": min(position, _BINS - 1)}
 
 
 def _distance(similarity: Tensor) -> Tensor:

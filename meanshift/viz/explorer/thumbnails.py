@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import torch
 from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
@@ -16,6 +18,8 @@ from meanshift.data import Source
 from meanshift.transforms.replay import to_rgb
 
 SIDES = (64, 128, 256, 768)
+SHEET_SIDE = 64  # of a thumbnail in a sheet
+SHEET_COLUMNS = 8
 _EXACT_SIDE = 64  # images up to this side are shown pixel by pixel
 
 
@@ -67,3 +71,14 @@ def encode(image: UInt8[Tensor, "3 height width"], side: int) -> tuple[bytes, st
         return buffer.getvalue(), "image/png"
     pixels.save(buffer, "JPEG", quality=85)
     return buffer.getvalue(), "image/jpeg"
+
+
+def encode_sheet(tiles: Sequence[UInt8[Tensor, "side side 3"]]) -> bytes:
+    """Squares of one size in lines of `SHEET_COLUMNS`, as one JPEG."""
+    lines = math.ceil(len(tiles) / SHEET_COLUMNS)
+    padding = [torch.zeros_like(tiles[0])] * (lines * SHEET_COLUMNS - len(tiles))
+    squares = torch.stack([*tiles, *padding]).unflatten(0, (lines, SHEET_COLUMNS))
+    pixels = squares.permute(0, 2, 1, 3, 4).flatten(2, 3).flatten(0, 1)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels.contiguous().numpy()).save(buffer, "JPEG", quality=85)
+    return buffer.getvalue()

@@ -15,6 +15,7 @@ from meanshift.viz.run_reader import Run
 from tests.support.explorer import (
     get,
     log,
+    post,
     serving_explorer,
     wait_for,
     write_arrays,
@@ -27,7 +28,8 @@ from tests.support.three_views import MODULE
 def test_the_state_of_a_run(port):
     state = get(port, "/api/run").json
     assert (state["name"], state["epochs_done"], state["epochs"]) == ("run", 2.0, 4)
-    assert state["snapshot_epochs"] == [0, 2] and state["labeled"] and state["warnings"] == []
+    assert state["snapshot_epochs"] == [0, 2] and state["warnings"] == []
+    assert [value for value, _ in state["colorings"]] == ["label", "purity", "cluster"]
     assert state["training"] is True  # its last line is recent
     assert state["seconds_left"] == pytest.approx(2 * 10 * 20 / 100)
     assert state["curves"]["loss"] == {"x": [1.0, 2.0], "y": [0.1, 0.05]}
@@ -197,3 +199,41 @@ def test_a_stray_file_is_no_snapshot(tmp_path):
 def test_a_folder_whose_name_is_not_unicode_can_be_explored(tmp_path):
     folder = write_live_run(tmp_path / os.fsdecode(b"caf\xe9"), write_arrays(tmp_path / "p.npz"))
     assert Explorer(Run(folder)).cache_key
+
+
+def test_a_stop_is_requested_by_a_file_and_reported_when_the_run_has_saved(tmp_path):
+    folder = write_live_run(tmp_path / "run", write_arrays(tmp_path / "p.npz"), epochs=())
+    request = folder / "stop-requested"
+    with serving_explorer(Explorer(Run(folder))) as port:
+        refused = post(port, "/api/stop-training")
+        assert refused.status == 400 and "nothing trains" in refused.error
+        log(folder, 10, loss=1.0)
+        (folder / "checkpoints" / "step-00000008.pt").touch()
+        os.utime(folder / "checkpoints" / "step-00000008.pt", (1, 1))
+        os.utime(folder / "environment.json", (1, 1))
+        assert get(port, "/api/stop-training", "POST").status == 403  # without an origin
+        assert get(port, "/api/stop-training").status == 405 and not request.exists()
+        before = get(port, "/api/run").json
+        assert before["training"] and before["stop"] is None
+
+        assert post(port, "/api/stop-training").status == 200
+        assert request.exists()
+        asked = get(port, f"/api/run?since={before['version']}").json
+        assert asked["training"] and asked["stop"] == "requested"
+
+        (folder / "checkpoints" / "step-00000012.pt").touch()
+        request.unlink()
+        stopped = get(port, f"/api/run?since={asked['version']}").json
+        assert stopped["stop"] == 12 and not stopped["training"]
+
+        log(folder, 40, loss=0.5)  # it was the last step
+        assert get(port, "/api/run").json["stop"] is None
+        RunDirectory(folder).rewind(12)
+
+        (folder / "environment.json").touch()  # the run was continued
+        again = get(port, f"/api/run?since={stopped['version']}").json
+        assert again["stop"] is None and again["training"]
+
+        request.touch()
+        os.utime(folder / "metrics.jsonl", (1, 1))  # it was killed before it looked
+        assert get(port, "/api/run").json["stop"] is None

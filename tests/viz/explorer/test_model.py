@@ -1,13 +1,17 @@
 """The map of a run, its colors and its points, also of runs that lack something."""
 
+import io
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.nn import functional as F
 
 from meanshift.data.arrays import ArraySource
 from meanshift.data.folder import FolderSource
 from meanshift.viz import analysis
+from meanshift.viz.explorer import model
 from meanshift.viz.explorer.model import Explorer
 from meanshift.viz.run_reader import MissingData, Run
 from tests.support.explorer import (
@@ -137,7 +141,7 @@ def test_without_labels_there_are_clusters(tmp_path):
     folder = write_live_run(tmp_path / "run", source)
     with serving_explorer(Explorer(Run(folder))) as port:
         state = get(port, "/api/run").json
-        assert state["labeled"] is False
+        assert state["colorings"] == [["cluster", "cluster"]]
         assert [source["name"] for source in state["sources"]] == ["train"]
         assert get(port, "/api/images").json["labels"] is None
         point = get(port, "/api/point/0").json
@@ -169,7 +173,7 @@ def test_snapshot_images_without_a_label_offer_no_colors_by_label(tmp_path):
     folder = write_live_run(
         tmp_path / "run", tmp_path / "p.npz", snapshot_images=30, validation="none"
     )
-    assert Explorer(Run(folder)).state()["labeled"] is False
+    assert Explorer(Run(folder)).state()["colorings"] == [("cluster", "cluster")]
 
 
 def test_a_run_whose_images_are_gone_can_still_be_explored(tmp_path):
@@ -221,3 +225,76 @@ def test_opening_a_folder_reads_only_images_that_are_shown(tmp_path, make_images
     explorer.map()
     explorer.thumbnail("train", 199, 64)
     assert read == [199]
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_the_first_image_is_nearest_to_the_center_of_the_largest_group(tmp_path, labels):
+    folder = write_live_run(
+        tmp_path / "run", write_arrays(tmp_path / "p.npz", 58, labels=labels), epochs=(2,)
+    )
+    explorer = Explorer(Run(folder))
+    features = explorer.run.snapshot(2).features
+    groups = explorer.colors("label" if labels else "cluster", epoch=2)["values"]
+    sizes = {group: groups.count(group) for group in set(groups)}
+    members = [row for row in range(58) if groups[row] == max(sizes, key=lambda one: sizes[one])]
+    assert not labels or len(members) == 20  # the first of three classes has one more
+    center = sum(features[row] for row in members) / len(members)
+    expected = max(members, key=lambda row: float(features[row] @ center))
+    assert explorer.images()["typical"] == expected
+
+
+def test_a_sheet_has_the_thumbnails_of_its_rows_in_order(port, explorer):
+    rows = [7, 3, 12, 1, 0, 2, 40, 5, 59]
+    answer = get(port, f"/sheet?rows={','.join(map(str, rows))}&v={explorer.cache_key}")
+    assert answer.headers["Content-Type"] == "image/jpeg"
+    assert "immutable" in answer.headers["Cache-Control"]
+    sheet = np.asarray(Image.open(io.BytesIO(answer.body))).astype(int)
+    assert sheet.shape == (128, 512, 3) and sheet[64:, 64:].mean() < 3  # nothing behind the last
+    for position, row in enumerate(rows):
+        line, column = divmod(position, 8)
+        tile = sheet[64 * line : 64 * line + 64, 64 * column : 64 * column + 64]
+        expected = explorer.run.thumbnail(row, 64).numpy().astype(int)
+        assert abs(tile.mean((0, 1)) - expected.mean((0, 1))).max() < 3
+        assert abs(tile - expected).mean() < 25  # color is compressed
+
+
+@pytest.mark.parametrize(
+    ("rows", "status", "message"),
+    [
+        ("", 400, "need up to 64"),
+        ("1,x", 400, "need up to 64"),
+        (",".join(["1"] * 65), 400, "need up to 64"),
+        ("60", 404, "from 0 to 59"),
+    ],
+)
+def test_a_sheet_of_other_rows_is_refused(port, rows, status, message):
+    answer = get(port, f"/sheet?rows={rows}")
+    assert answer.status == status and message in answer.error
+
+
+def test_beyond_the_landmarks_images_are_placed_and_assigned(run, monkeypatch):
+    whole = Explorer(Run(run))
+    clusters = whole.colors("cluster", epoch=2)["values"]
+    monkeypatch.setattr(model, "LANDMARKS", 30)
+    explorer = Explorer(Run(run))
+    first = explorer.map()
+    assert first["kind"] == "principal components" and len(first["rows"]) == 30
+    answer = wait_for(lambda: ((now := explorer.map())["progress"] is None and now) or None)
+    assert (answer["kind"], answer["placed"]) == ("t-SNE", 30)
+    assert answer["rows"] == list(range(60))
+    points = np.array(answer["points"][2]).reshape(60, 2)
+    embedded = np.array(first["rows"])
+    assert np.isfinite(points).all() and abs(points).max() <= 1
+    if ORIGINAL in embedded and COPY not in embedded:
+        assert np.allclose(points[COPY], points[ORIGINAL], atol=1e-3)
+    assigned = explorer.colors("cluster", epoch=2)["values"]
+    assert set(assigned) <= set(clusters) and len(assigned) == 60
+    features = explorer.run.snapshot(2).features
+    for row in range(60):  # with the group whose mean direction is nearest
+        means = {
+            group: sum(features[i] for i in embedded if assigned[i] == group)
+            for group in {assigned[i] for i in embedded}
+        }
+        scores = {group: float(features[row] @ mean / mean.norm()) for group, mean in means.items()}
+        if row not in embedded:
+            assert assigned[row] == max(scores, key=lambda group: scores[group])

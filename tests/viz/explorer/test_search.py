@@ -1,8 +1,10 @@
-"""Search by image, uploads, outliers and duplicates, against naive computations."""
+"""Search by image, uploads, outliers, duplicates and labels, against naive computations."""
 
 import contextlib
 import http.client
 import io
+import math
+import statistics
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from meanshift.models.encoder import build_backbone
 from meanshift.models.features import extract_features
 from meanshift.runtime import checkpoint
 from meanshift.viz.explorer.model import Explorer
-from meanshift.viz.explorer.search import decode_upload
+from meanshift.viz.explorer.search import decode_upload, histogram
 from meanshift.viz.run_reader import MissingData, Run
 from tests.support.explorer import (
     COPY,
@@ -255,7 +257,7 @@ def test_a_ranking_is_sent_page_by_page(port):
     items = get(port, "/api/rank?epoch=2&count=60").json["items"]
     assert get(port, "/api/rank?epoch=2&start=10&count=5").json["items"] == items[10:15]
     assert get(port, "/api/rank?epoch=2&start=99").json["items"] == []
-    assert "need outliers or duplicates" in get(port, "/api/rank?epoch=2&order=size").error
+    assert "need outliers, duplicates or labels" in get(port, "/api/rank?epoch=2&order=size").error
 
 
 def test_one_image_alone_cannot_be_compared(tmp_path):
@@ -264,3 +266,79 @@ def test_one_image_alone_cannot_be_compared(tmp_path):
     with pytest.raises(MissingData, match="need 2 or more"):
         explorer.rank("outliers", name="snapshot", epoch=0)
     assert explorer.point(0)["snapshots"][0]["rows"] == []
+
+
+# Doubtful labels, copies, and the threshold of duplicates
+
+
+@pytest.mark.parametrize("name", ["snapshot", "train", "validation"])
+def test_doubtful_labels_are_those_that_a_naive_vote_contradicts(explorer, name):
+    answer = wait_for(lambda: explorer.rank("labels", name=name, epoch=2, count=1000))
+    features, indices = explorer.searcher.features(name, 2)
+    labels = explorer.searcher.labels(name)[indices].tolist()
+    features = F.normalize(features, dim=1)
+    expected = {}
+    for row, own in enumerate(features):
+        similarity = (features @ own).tolist()
+        others = [other for other in range(len(features)) if other != row]
+        near = sorted(others, key=lambda other: -similarity[other])[:10]
+        votes = dict.fromkeys(labels, 0.0)
+        for other in near:
+            votes[labels[other]] += math.exp(similarity[other] / 0.07)
+        best = max(votes, key=lambda label: votes[label])
+        share = votes[best] / sum(votes.values())
+        if best != labels[row] and share > 0.5:
+            expected[int(indices[row])] = (str(best), pytest.approx(share, abs=1e-3))
+    items = answer["items"]
+    assert {item["index"]: (item["suggested"], item["score"]) for item in items} == expected
+    assert answer["total"] == len(items) > 0
+    scores = [item["score"] for item in items]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_without_labels_the_list_says_why_it_is_empty(tmp_path):
+    source = write_arrays(tmp_path / "p.npz", labels=False)
+    explorer = Explorer(Run(write_live_run(tmp_path / "run", source, epochs=(0,))))
+    answer = explorer.rank("labels", name="snapshot", epoch=0)
+    assert answer["items"] == [] and "no labels" in answer["note"]
+
+
+@pytest.mark.filterwarnings("ignore:.*are unlabeled:UserWarning")
+def test_images_without_a_label_neither_vote_nor_are_listed(tmp_path, make_images):
+    root = make_images(tmp_path / "photos", {"": 12}, size=(16, 16))
+    lines = [f"{i:03d}.jpg,{'ab'[i % 2] if i < 5 else ''}" for i in range(12)]
+    (root / "labels.csv").write_text("\n".join(["file,label", *lines]))
+    explorer = Explorer(Run(write_live_run(tmp_path / "run", root, validation="none")))
+    items = explorer.rank("labels", name="snapshot", epoch=0)["items"]
+    assert items and all(item["label"] in "ab" and item["suggested"] in "ab" for item in items)
+
+
+def test_copies_with_the_same_pixels_are_marked(explorer, monkeypatch):
+    first, second = explorer.rank("duplicates", name="snapshot", epoch=2)["items"][:2]
+    assert (first["index"], first["nearest"]["index"]) == (COPY, ORIGINAL) and first["exact"]
+    assert not second["exact"]
+    monkeypatch.setattr("meanshift.viz.explorer.model._COPY_DISTANCE", 2.0)  # all are compared
+    items = explorer.rank("duplicates", name="snapshot", epoch=2)["items"]
+    assert [item["exact"] for item in items] == [True] + [False] * (len(items) - 1)
+
+
+def test_the_histogram_counts_pairs_and_starts_below_the_usual_distance(explorer):
+    answer = explorer.rank("duplicates", name="snapshot", epoch=2, count=1000)
+    distances = [item["distance"] for item in answer["items"]]
+    counted = answer["histogram"]
+    assert counted["edges"][-1] == pytest.approx(max(distances), rel=1e-5)
+    assert counted["below"][-1] == answer["total"] == len(distances)
+
+    usual = [0.2 * math.exp(0.1 * math.sin(i)) for i in range(500)]
+    copies = [0.0, 1e-5, 0.01]
+    found = histogram(sorted(copies + usual))
+    for edge, below in zip(found["edges"], found["below"], strict=True):
+        assert below == sum(value <= edge for value in copies + usual)
+    assert found["below"][found["start"]] == len(copies)
+    assert found["edges"][found["start"]] < statistics.median(usual)
+
+
+@pytest.mark.parametrize("distances", [[0.0], [0.0, 0.0, 0.0], [0.3], [0.1, 0.1, 0.1, 0.1]])
+def test_pairs_that_are_all_alike_have_a_histogram(distances):
+    found = histogram(distances)
+    assert found["below"][-1] == len(distances) and 0 <= found["start"] < len(found["edges"])

@@ -18,7 +18,7 @@ def test_all_files_of_the_page_come_from_the_server_and_name_no_other(port):
     page = get(port, "/")
     assert page.status == 200 and page.headers["content-type"].startswith("text/html")
     names = re.findall(r'="/assets/([^"]+)"', page.body.decode())
-    assert len(names) == 8
+    assert len(names) == len(set(names)) == 10
     for name in names:
         asset = get(port, f"/assets/{name}")
         assert asset.status == 200
@@ -31,7 +31,7 @@ def test_the_ids_of_the_page_are_unique_and_its_tabs_are_named_by_them():
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) > 20 and len(ids) == len(set(ids))
     labels = re.findall(r'aria-labelledby="([^"]+)"', text)
-    assert len(labels) == text.count("<section") == 4 and set(labels) <= set(ids)
+    assert len(labels) == text.count("<section") == 5 and set(labels) <= set(ids)
 
 
 @pytest.mark.parametrize(
