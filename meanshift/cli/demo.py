@@ -81,9 +81,12 @@ def _evaluate(config: Config, out: Path) -> str:
 
 def _write_report(out: Path) -> None:
     from meanshift.viz.report.page import write_report
+    from meanshift.viz.report.verdicts import run_verdict
     from meanshift.viz.run_reader import Run
 
-    page = write_report([Run(out)], out / "report.html")
+    run = Run(out)
+    page = write_report([run], out / "report.html")
     program = sys.argv[0] if Path(sys.argv[0]).name == "meanshift" else "meanshift"
     print(f"open {page.resolve()}")
     print(f"or explore the run with: {program} explore {shlex.quote(str(out))}")
+    print(f"\n{run_verdict(run).text}")

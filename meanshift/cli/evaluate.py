@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from meanshift.evaluation import PROTOCOLS
 from meanshift.runtime.errors import SharedError
 
 if TYPE_CHECKING:
+    from meanshift.evaluation.accuracy import Accuracy
     from meanshift.models.weights import Weights
 
 HELP = "evaluate features: " + ", ".join(PROTOCOLS)
@@ -227,13 +229,16 @@ def _check_options(args: argparse.Namespace, names: list[str]) -> None:
 
 def _evaluate_features(args: argparse.Namespace, names: list[str], specs: dict[str, str]) -> None:
     """The protocols on the images of one source."""
+    from meanshift.evaluation.accuracy import Accuracy
     from meanshift.evaluation.context import EvaluationContext
+    from meanshift.evaluation.verdict import METRICS, baseline_name
     from meanshift.models.weights import load_weights
     from meanshift.runtime.distributed import fail_together
     from meanshift.runtime.table import table
 
     options = _protocol_options(args)
     columns: dict[str, dict[str, dict[str, float]]] = {name: {} for name in names}
+    accuracies: dict[str, list[Accuracy]] = {}
     with fail_together():
         weights_by_spec = {spec: load_weights(spec) for spec in specs}
     first: EvaluationContext | None = None
@@ -258,11 +263,39 @@ def _evaluate_features(args: argparse.Namespace, names: list[str], specs: dict[s
             protocol = importlib.import_module(PROTOCOLS[name])
             result = protocol.evaluate(context, **options.get(name, {}))
             columns[name][specs[spec]] = result.metrics
+            title = baseline_name(context.card()["encoder"]) or specs[spec]
+            for metric in METRICS:
+                if metric in result.metrics:
+                    accuracies.setdefault(metric, []).append(
+                        Accuracy.of_result(
+                            title, metric, result.metrics, context.card(), result.arrays
+                        )
+                    )
             if rank() == 0:
                 print_status(f"card: {context.save(result)}")
             if len(columns[name]) == len(weights_by_spec):  # complete; a slow protocol may follow
                 rows = table(columns[name], as_rows=name == "finetune")
                 print_result(f"\n{result.name} on {context.data}\n{rows}")
+    if accuracies:
+        print_result(f"\n{_describe_comparison(next(iter(specs)), accuracies)}")
+
+
+def _describe_comparison(spec: str, accuracies: dict[str, list[Accuracy]]) -> str:
+    """Whether the first weights are better than the others, by the first metric that there is."""
+    from meanshift.evaluation.knn import MONITOR_IMAGES
+    from meanshift.evaluation.verdict import METRICS, Training, compare
+
+    metric = next(name for name in METRICS if name in accuracies)
+    own, *others = accuracies[metric]
+    if (Path(spec) / "config.json").is_file():
+        training = Training.read(spec, images=min(own.images, MONITOR_IMAGES))
+        verdict = compare(metric, own, others, training)
+    else:
+        verdict = compare(metric, own, others)
+    if not others:
+        baselines = "untrained: pixels" if (Path(spec) / "config.json").is_file() else "pixels"
+        verdict = replace(verdict, next_step=f"the same command with --compare {baselines}")
+    return verdict.text
 
 
 def _output_dir(args: argparse.Namespace, spec: str, compared: dict[str, Weights]) -> Path | None:

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meanshift.cli.arguments import SOURCE
-from meanshift.cli.output import print_result, print_status
+from meanshift.cli.output import print_result, print_status, rank
 from meanshift.cli.settings import configure, prescan_base_config
 from meanshift.config import Config
 from meanshift.config.recipes import RECIPES
 
 if TYPE_CHECKING:
     from meanshift.data import Source
-    from meanshift.training.session import MakeMonitor, Monitor
+    from meanshift.evaluation.knn import KNNMonitor
+    from meanshift.training.session import MakeMonitor
 
+PIXEL_IMAGES = {True: 20_000, False: 4_000}
+"""images up to which raw pixels are evaluated after training, in seconds: arrays, and files"""
 HELP = "train; the same command continues a run that was stopped"
 
 
@@ -42,8 +45,34 @@ def base_config(argv: Sequence[str]) -> Config:
 
 
 def run(args: argparse.Namespace) -> int:
-    train(configure(args), args.out, make_knn_monitor)
+    monitors: list[KNNMonitor | None] = []
+    labeled: list[bool] = []
+
+    def make_monitor(config: Config, train: Source, validation: Source | None) -> KNNMonitor | None:
+        monitors.append(make_knn_monitor(config, train, validation))
+        labeled.append(train.labeled)
+        return monitors[-1]
+
+    train(configure(args), args.out, make_monitor)
+    if rank() == 0:
+        print(describe_result(args.out, monitors[-1], labeled=labeled[-1]))
     return 0
+
+
+def describe_result(out: Path, monitor: KNNMonitor | None, *, labeled: bool) -> str:
+    """What a finished training has achieved: its k-NN beside that of its start and raw pixels."""
+    from meanshift.evaluation.verdict import Training, of_monitor, without_accuracy
+
+    training = Training.read(out, images=0 if monitor is None else monitor.tested)
+    if monitor is None or not training.monitored:
+        return without_accuracy(training, labeled=labeled).text
+    baselines = {}
+    if len(monitor.train) + len(monitor.validation) <= PIXEL_IMAGES[monitor.train.uniform]:
+        name = "raw pixels" if monitor.train.kind == "image" else "raw values"
+        baselines[name] = monitor.raw_pixels()
+    found = of_monitor(training, newest=monitor.newest, first=monitor.first, baselines=baselines)
+    assert found is not None
+    return found.text
 
 
 def train(config: Config, out: Path, make_monitor: MakeMonitor) -> None:
@@ -74,7 +103,7 @@ def describe_few_epochs(config: Config) -> str:
     )
 
 
-def make_knn_monitor(config: Config, train: Source, validation: Source | None) -> Monitor | None:
+def make_knn_monitor(config: Config, train: Source, validation: Source | None) -> KNNMonitor | None:
     """k-NN on the validation images; the training loop itself imports no evaluation."""
     from meanshift.data import describe_splits
     from meanshift.evaluation.knn import KNNMonitor

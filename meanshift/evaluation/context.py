@@ -305,6 +305,7 @@ class EvaluationContext(EncoderContext):
             "data": self.data,
             "split": self.split,
             "sizes": sizes,
+            "test images": self.test.source.fingerprint() if "test" in sizes else "",
             "unreadable": unreadable,
             "labels": str(self.labels_file) if self.labels_file else "the source's own",
             "group": "none" if self.train_source.groups is None else self.group or "the source's",

@@ -20,7 +20,7 @@ from meanshift.data import stratified_split
 from meanshift.data.loader import batches
 from meanshift.evaluation import linear_probe
 from meanshift.evaluation.context import EvaluationContext, FeatureSet
-from meanshift.evaluation.result import Result
+from meanshift.evaluation.result import Result, percent
 from meanshift.evaluation.semi import evaluate_subsets
 from meanshift.models.encoder import memory_format
 from meanshift.models.features import extract_features
@@ -188,7 +188,8 @@ def _finetune(
         precision=context.precision,
         workers=context.workers,
     )
-    return linear_probe.accuracy(layer, standardize, features, test.labels)
+    top1, top5 = linear_probe.correct(layer, standardize, features, test.labels).unbind(1)
+    return percent(top1), percent(top5)
 
 
 def _train(

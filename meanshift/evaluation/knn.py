@@ -7,14 +7,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from meanshift.data import Source
 from meanshift.evaluation.context import EvaluationContext
-from meanshift.evaluation.result import Result
+from meanshift.evaluation.result import Result, percent
 from meanshift.models.features import extract_features
+from meanshift.models.weights import RawPixels
 from meanshift.ops.topk import deterministic_neighbors, stable_topk
 from meanshift.runtime import distributed, rng
 
@@ -24,6 +25,8 @@ ROWS = 65_536
 """training rows that are in memory at a time"""
 CHUNK_BYTES = 32 * 2**20
 """size of the similarities in memory at a time"""
+MONITOR_IMAGES = 10_000
+"""training images, and validation images, that the k-NN while training takes at most"""
 FAISS_WORK = 10**10
 """products of numbers from which a search uses faiss: below, importing it takes longer"""
 
@@ -39,7 +42,7 @@ def evaluate(
     options: dict[str, Any] = {} if ks == default else {"ks": ks}
     if temperature:
         options["temperature"] = temperature
-    metrics = knn_accuracy(
+    correct = knn_correct(
         train.features,
         train.labels,
         test.features,
@@ -55,12 +58,26 @@ def evaluate(
         "similarity": "cosine",
         "ties": "to the nearest",
     }
-    name = "knn-weighted" if temperature else "knn"
-    return Result(name, metrics, settings, options=options)
+    protocol = "knn-weighted" if temperature else "knn"
+    metrics = {name: percent(rows) for name, rows in correct.items()}
+    arrays = {f"correct {name}": rows.numpy() for name, rows in correct.items()}
+    return Result(protocol, metrics, settings, arrays, options=options)
+
+
+def knn_accuracy(
+    train: Float[Tensor, "n features"],
+    train_labels: Int[Tensor, " n"],
+    test: Float[Tensor, "m features"],
+    test_labels: Int[Tensor, " m"],
+    **options: Any,
+) -> dict[str, float]:
+    """Accuracy in percent for each k, `{"1-NN": ..., "20-NN": ...}`; options as `knn_correct`."""
+    correct = knn_correct(train, train_labels, test, test_labels, **options)
+    return {name: percent(rows) for name, rows in correct.items()}
 
 
 @torch.no_grad()
-def knn_accuracy(
+def knn_correct(
     train: Float[Tensor, "n features"],
     train_labels: Int[Tensor, " n"],
     test: Float[Tensor, "m features"],
@@ -71,11 +88,11 @@ def knn_accuracy(
     top5: bool = False,
     chunk: int = CHUNK,
     device: torch.device | None = None,
-) -> dict[str, float]:
-    """Accuracy in percent for each k, by cosine similarity: `{"1-NN": ..., "20-NN": ...}`.
+) -> dict[str, Bool[Tensor, " tested"]]:
+    """Which of the labeled test images are classified correctly for each k, by cosine similarity.
 
     Images without a label (-1) neither vote nor count. Of several processes each tests a part of
-    the rows.
+    the rows, and all get the result.
     """
     labeled = train_labels >= 0
     tested = test_labels >= 0
@@ -92,24 +109,28 @@ def knn_accuracy(
         )
     classes = int(torch.cat([train_labels, test_labels]).max()) + 1
     ks = list(dict.fromkeys(ks))  # each k is counted once
-    correct = {(k, top): 0 for k in ks for top in ([1, 5] if top5 and k >= 5 else [1])}
-    total = len(test)
-    own = slice(*distributed.shard_range(total))
-    test, test_labels = test[own], test_labels[own]
-    found = neighbors(train, test, largest_k, chunk=chunk, device=device)
-    for (indices, similarities), truth in zip(found, test_labels.split(chunk), strict=True):
+    names = [
+        f"{k}-NN{top5_suffix}"
+        for k in ks
+        for top5_suffix in (["", " top-5"] if top5 and k >= 5 else [""])
+    ]
+    correct = {name: torch.zeros(len(test), dtype=torch.int64) for name in names}
+    start, end = distributed.shard_range(len(test))
+    found = neighbors(train, test[start:end], largest_k, chunk=chunk, device=device)
+    truths = test_labels[start:end].split(chunk)
+    for (indices, similarities), truth in zip(found, truths, strict=True):
+        rows = slice(start, start + len(truth))
+        start += len(truth)
         for k in ks:
             weights = None
             if temperature:
                 difference = similarities[:, :k] - similarities[:, :1]  # <= 0: no overflow
                 weights = (difference.double() / temperature).exp()
             hits = vote(train_labels[indices[:, :k]], classes, weights) == truth[:, None]
-            correct[k, 1] += int(hits[:, 0].sum())
-            if (k, 5) in correct:
-                correct[k, 5] += int(hits.any(1).sum())
-    names = [f"{k}-NN" + (" top-5" if top == 5 else "") for k, top in correct]
-    counts = distributed.all_sum(torch.tensor(list(correct.values()))).tolist()
-    return {name: 100 * count / total for name, count in zip(names, counts, strict=True)}
+            correct[f"{k}-NN"][rows] = hits[:, 0].long()
+            if f"{k}-NN top-5" in correct:
+                correct[f"{k}-NN top-5"][rows] = hits.any(1).long()
+    return {name: distributed.all_sum(rows).bool() for name, rows in correct.items()}
 
 
 def neighbors(
@@ -213,14 +234,30 @@ class KNNMonitor:
         *,
         image_size: int,
         workers: int = 0,
-        max_images: int = 10_000,
+        max_images: int = MONITOR_IMAGES,
     ) -> None:
         self.train = train.subset(rng.choice(0, len(train), max_images, rng.SAMPLE))
         self.validation = validation.subset(rng.choice(0, len(validation), max_images, rng.SAMPLE))
         self.image_size = image_size
         self.workers = workers
+        self.newest: dict[str, Tensor] = {}
+        """which validation images the newest weights classified correctly"""
+        self.first: dict[str, Tensor] = {}
+        """the same for the first weights of this session"""
+
+    @property
+    def tested(self) -> int:
+        """The validation images that have a label."""
+        assert self.validation.labels is not None
+        return int((self.validation.labels >= 0).sum())
 
     def __call__(self, backbone: nn.Module) -> dict[str, float]:
+        self.newest = self.correct(backbone)
+        self.first = self.first or self.newest
+        return {name: percent(rows) for name, rows in self.newest.items()}
+
+    def correct(self, backbone: nn.Module) -> dict[str, Bool[Tensor, " tested"]]:
+        """Which validation images the features of a backbone classify correctly, for each k."""
         device = next(backbone.parameters(), torch.empty(0)).device
         train, validation = (
             extract_features(
@@ -231,7 +268,16 @@ class KNNMonitor:
         train_labels, validation_labels = self.train.labels, self.validation.labels
         assert train_labels is not None and validation_labels is not None
         ks = default_ks(train_labels)
-        return knn_accuracy(train, train_labels, validation, validation_labels, ks=ks)
+        return knn_correct(train, train_labels, validation, validation_labels, ks=ks)
+
+    def raw_pixels(self) -> dict[str, Bool[Tensor, " tested"]]:
+        """`correct` of the pixels themselves, minus the mean training image."""
+        pixels = RawPixels()
+        rows = extract_features(
+            pixels, self.train, image_size=self.image_size, device=torch.device("cpu")
+        )
+        pixels.center(rows.mean(0))
+        return self.correct(pixels)
 
 
 def default_ks(labels: Int[Tensor, " n"]) -> list[int]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,7 +22,7 @@ from meanshift.config import ViewSpec
 from meanshift.data import Source, stratified_split
 from meanshift.data.loader import batches, steps_per_epoch
 from meanshift.evaluation.context import EvaluationContext, FeatureSet
-from meanshift.evaluation.result import Result
+from meanshift.evaluation.result import Result, percent
 from meanshift.models.encoder import memory_format
 from meanshift.models.features import eval_mode
 from meanshift.runtime import checkpoint, rng
@@ -113,7 +113,8 @@ def evaluate(
     details |= asdict(settings)
     details["best epoch"] = best_epoch
     details["top-1 by epoch"] = [by_lr[0] for by_lr in curves.top1]
-    return Result(name, metrics, details, options=options)
+    arrays = {"correct top-1": curves.correct[0].numpy()} if curves.correct else {}
+    return Result(name, metrics, details, arrays, options=options)
 
 
 def _choose_lr(
@@ -211,6 +212,8 @@ class Curves:
 
     top1: list[list[float]] = field(default_factory=list)
     top5: list[list[float]] = field(default_factory=list)
+    correct: list[Tensor] = field(default_factory=list)
+    """which test images are classified correctly after the last epoch, for each learning rate"""
 
     def last(self, which: int = 0) -> tuple[float, float]:
         """Top-1 and top-5 after the last epoch."""
@@ -266,9 +269,10 @@ class _Layers:
 
     def measure(self, features: Tensor, labels: Tensor) -> float:
         """Add the accuracies of all layers to the curves; return the highest top-1."""
-        pairs = [accuracy(head, self.standardize, features, labels) for head in self.heads]
-        self.curves.top1.append([top1 for top1, _ in pairs])
-        self.curves.top5.append([top5 for _, top5 in pairs])
+        tested = [correct(head, self.standardize, features, labels) for head in self.heads]
+        self.curves.top1.append([percent(rows[:, 0]) for rows in tested])
+        self.curves.top5.append([percent(rows[:, 1]) for rows in tested])
+        self.curves.correct[:] = [rows[:, 0] for rows in tested]
         return max(self.curves.top1[-1])
 
     def save(self, path: Path, epoch: int) -> None:
@@ -287,7 +291,7 @@ class _Layers:
         state = checkpoint.read(path)
         self.heads.load_state_dict(state["heads"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.curves = Curves(state["top1"], state["top5"])
+        self.curves = Curves(state["top1"], state["top5"], state["correct"])
         epoch: int = state["epoch"]
         return epoch
 
@@ -425,21 +429,20 @@ def _epochs_done(state_file: Path) -> int:
 
 
 @torch.no_grad()
-def accuracy(
+def correct(
     head: nn.Module,
     standardize: nn.Module,
     features: Float[Tensor, "n features"],
     labels: Int[Tensor, " n"],
     *,
     chunk: int = 8192,
-) -> tuple[float, float]:
-    """Top-1 and top-5 in percent."""
+) -> Bool[Tensor, "n 2"]:
+    """Whether the class of each row is the first, and whether it is one of the first five."""
     device = next(head.parameters()).device
-    correct = torch.zeros(2, dtype=torch.int64)
+    parts = []
     with eval_mode(head):
         for part, truth in zip(features.split(chunk), labels.split(chunk), strict=True):
             scores = head(standardize(part.to(device)))
             hits = scores.topk(min(5, scores.shape[1])).indices.cpu() == truth[:, None]
-            correct += torch.stack([hits[:, 0].sum(), hits.any(1).sum()])
-    top1, top5 = correct.tolist()
-    return 100 * top1 / len(labels), 100 * top5 / len(labels)
+            parts.append(torch.stack([hits[:, 0], hits.any(1)], 1))
+    return torch.cat(parts)

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool
+from torch import Tensor
 
 from meanshift.runtime.files import atomic_writer
 from meanshift.runtime.run_directory import RunDirectory, environment
@@ -27,6 +29,11 @@ class Result:
     """entries that the card has beside or instead of the usual ones"""
     options: dict[str, Any] = field(default_factory=dict)
     """settings that differ from the default; they are part of the name of its file"""
+
+
+def percent(correct: Bool[Tensor, " tested"]) -> float:
+    """The accuracy in percent, from which test images are classified correctly."""
+    return 100 * int(correct.sum()) / len(correct)
 
 
 def result_name(*words: str, options: Mapping[str, Any]) -> str:

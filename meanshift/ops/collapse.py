@@ -75,6 +75,11 @@ def neighbor_stability(before: Int[Tensor, "n k"], now: Int[Tensor, "n k"]) -> f
     return float((before[:, :, None] == now[:, None, :]).any(2).float().mean())
 
 
+def lowest_rank(dim: int) -> float:
+    """The effective rank below which embeddings have collapsed if their views agree perfectly."""
+    return min(24.0, dim / 3)
+
+
 def collapse_warning(
     *,
     rank: float,
@@ -91,10 +96,10 @@ def collapse_warning(
     The positive control is `method.same_view`; its measurements are in docs/experiments.md.
     """
     rows, dim = shape
-    lowest_rank = min(24, dim / 3)
+    lowest = lowest_rank(dim)
     constant = spread < 0.1
     predicted = agreement is not None and agreement > 0.95
-    flat = rank < lowest_rank and rows >= 4 * lowest_rank
+    flat = rank < lowest and rows >= 4 * lowest
     if not constant and not (predicted and flat):
         return None
     agreement_text = "" if agreement is None else f"agreement {agreement:.2f}, "

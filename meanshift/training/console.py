@@ -13,7 +13,7 @@ from meanshift.runtime.progress import is_watched
 from meanshift.training.optim import Schedule
 
 SHOWN = ("loss", "purity")
-"""metrics of training that are shown; all of them are in metrics.jsonl"""
+"""metrics of training that are shown, as means over an epoch; all of them are in metrics.jsonl"""
 
 
 class Console:
@@ -28,7 +28,11 @@ class Console:
         self.batch_size = batch_size
         self.kind = kind
         self.silent = not shown  # of several processes one prints
-        self.metrics: dict[str, float] = {}
+        self.loss: float | None = None
+        self.sums: dict[str, float] = {}
+        """each shown metric, summed over the steps of the epoch that were logged"""
+        self.counts: dict[str, int] = {}
+        """how many steps these are"""
         self.bar: tqdm[Any]
 
     def start(self, step: int) -> None:
@@ -37,6 +41,7 @@ class Console:
         self.step = step
         self.first_step = step
         self.start_time = now
+        self.logged_step = step
         self.last_step = step  # of the last measurement of the speed
         self.last_time = now
         self.bar = tqdm(
@@ -70,12 +75,18 @@ class Console:
         self.bar.update(self.batch_size)
 
     def show(self, metrics: dict[str, Any]) -> None:
-        """Update the loss beside the bar, or the metrics of the next line."""
-        self.metrics |= {name: metrics[name] for name in SHOWN if name in metrics}
+        """Update the loss beside the bar, and add the means since the last call to the epoch's."""
+        self.loss = metrics["loss"]
+        steps = self.step - self.logged_step
+        self.logged_step = self.step
+        for name in SHOWN:
+            if name in metrics:
+                self.sums[name] = self.sums.get(name, 0.0) + steps * metrics[name]
+                self.counts[name] = self.counts.get(name, 0) + steps
 
     def _describe_step(self) -> str:
         epoch = max(0, self.step - 1) // self.steps_per_epoch + 1
-        loss = f" loss {self.metrics['loss']:.3f}" if self.metrics else ""
+        loss = "" if self.loss is None else f" loss {self.loss:.3f}"
         return f"epoch {epoch}/{self.epochs} step {self.step}/{self.total_steps}{loss}"
 
     def speed(self) -> dict[str, float]:
@@ -91,10 +102,16 @@ class Console:
         }
 
     def end_epoch(self, epoch: int, evaluated: dict[str, Any]) -> None:
-        """Print the line of an epoch; beside a bar only if its weights were evaluated."""
+        """Print the line of an epoch; beside a bar only if its weights were evaluated.
+
+        Loss and purity are means over all steps of the epoch in this session.
+        """
         parts = [f"epoch {epoch}/{self.epochs}"]
         if self.bar.disable:
-            parts += [f"{name} {value:.3f}" for name, value in self.metrics.items()]
+            parts += [
+                f"mean {name} {self.sums[name] / self.counts[name]:.3f}" for name in self.sums
+            ]
+        self.sums, self.counts = {}, {}
         parts += [f"{name} {value:.1f}" for name, value in evaluated.items()]
         steps = self.step - self.first_step
         if self.bar.disable and steps:

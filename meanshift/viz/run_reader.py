@@ -169,6 +169,22 @@ class Run:
                     values.append(float(value))
         return series
 
+    def epoch_means(self, name: str) -> dict[int, float]:
+        """A metric of the training steps as its mean over each epoch, or over its steps so far.
+
+        A log line is the mean of the steps since the one before it, and counts by their number.
+        """
+        sums: dict[int, float] = {}
+        steps: dict[int, int] = {}
+        previous = 0
+        for record in self.records("train"):
+            if is_number(record.get(name)):
+                epoch, count = record["epoch"], record["step"] - previous
+                sums[epoch] = sums.get(epoch, 0.0) + count * record[name]
+                steps[epoch] = steps.get(epoch, 0) + count
+            previous = record["step"]
+        return {epoch: total / steps[epoch] for epoch, total in sums.items() if steps[epoch]}
+
     @property
     def results(self) -> dict[str, dict[str, Any]]:
         """Every readable result of an evaluation by name: its metrics and its card."""

@@ -52,8 +52,19 @@ def test_fine_tuning_has_a_row_per_encoder_and_a_column_per_subset(call, trained
 def test_weights_that_are_named_twice_leave_no_other_out(call, trained):
     code, out, _ = call("evaluate", "knn", "cluster", trained, "--compare", "pixels", trained)
     assert code == 0
-    knn, cluster = out.split("\ncluster on ")
+    knn, cluster = out.partition("\nverdict: ")[0].split("\ncluster on ")
     assert knn.count("pixels") == cluster.count("pixels") == 1
+
+
+def test_it_ends_with_a_verdict(call, trained):
+    code, out, _ = call("evaluate", "knn", trained, "--compare", "untrained:", "pixels")
+    assert code == 0
+    verdict = out.partition("\nverdict: ")[2].splitlines()
+    assert 2 <= len(verdict) <= 4 and "not distinguishable from" in verdict[0]  # of four images
+    assert " on 4 test images; " in verdict[1] and "unpaired" not in verdict[1]
+    code, out, _ = call("evaluate", "knn", trained)
+    assert code == 0 and "verdict: not compared with a baseline yet" in out
+    assert "next: the same command with --compare untrained: pixels" in out
 
 
 def test_a_wrong_device_names_the_flag_that_was_typed(call, tmp_path):

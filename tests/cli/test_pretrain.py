@@ -84,6 +84,24 @@ def test_the_data_is_opened_once(call, tmp_path, photos, monkeypatch, command):
         assert code == 0
 
 
+def test_it_ends_with_a_verdict_also_without_labels_or_validation_images(
+    call, tmp_path, make_images
+):
+    photos = make_images(tmp_path / "photos", {"a": 8, "b": 8}, size=(20, 24))
+    flat = make_images(tmp_path / "flat", {"": 16}, size=(20, 24))
+    for name, source, words, next_step in (
+        ("plain", flat, "no labels to evaluate with", "--labels FILE.csv"),
+        ("all", photos, "it was not evaluated yet", "--compare untrained: pixels"),
+    ):
+        flags = ["--out", tmp_path / name, *TINY, "--data.validation", "none"]
+        code, out, err = call("pretrain", "small", "--data", source, *flags)
+        assert code == 0, err
+        verdict = out.partition("verdict: ")[2].splitlines()
+        assert 2 <= len(verdict) <= 4 and words in verdict[0]
+        assert f"meanshift evaluate knn {tmp_path / name}" in verdict[-1]
+        assert next_step in verdict[-1]
+
+
 def test_the_same_command_again_changes_nothing(call, trained, photos):
     before = read_run(trained)
     code, out, _ = call("pretrain", "small", "--data", photos, "--out", trained, *TINY)

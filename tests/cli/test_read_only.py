@@ -1,9 +1,11 @@
 """Commands that read a run work from a directory that cannot be written to."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from meanshift.evaluation.predict import Classifier
 from meanshift.viz.explorer.model import Explorer
 from meanshift.viz.run_reader import Run
 from tests.support.commands import read_run
@@ -58,3 +60,9 @@ def test_the_explorer_shows_maps_and_searches(run):
     image = explorer.read_image("train", 0)
     found = wait_for(lambda: explorer.search(image, name="train", epoch=2, count=3))
     assert found[0]["index"] == 0
+    labeling = explorer.labeling
+    for index, label in enumerate("ab"):
+        labeling.log.give([index], label, seen=index)
+    wait_for(lambda: labeling.probe("snapshot"))
+    assert labeling.folder.resolve().is_relative_to(Path.cwd() / "evaluations")
+    assert Classifier.load(labeling.folder).load_encoder().output_dir == run.resolve()

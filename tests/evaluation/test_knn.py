@@ -19,10 +19,11 @@ from meanshift import config
 from meanshift.data import open_source
 from meanshift.data.arrays import ArraySource
 from meanshift.evaluation import knn
-from meanshift.evaluation.knn import KNNMonitor, knn_accuracy, neighbors, vote
+from meanshift.evaluation.knn import KNNMonitor, knn_accuracy, knn_correct, neighbors, vote
 from meanshift.models.encoder import build_backbone
 from meanshift.models.features import extract_features
 from meanshift.ops.image import normalize
+from tests.support.forked import in_processes
 
 
 def random_rows(count, dim, seed=0):
@@ -318,6 +319,28 @@ def test_a_class_that_training_lacks_is_always_wrong():
     assert knn_accuracy(train, labels, train, truth, ks=[1]) == {"1-NN": 50}
 
 
+def test_a_result_stores_which_images_were_correct(make_context):
+    context = make_context(shuffled=True, train=60, test=60)
+    result = knn.evaluate(context, ks=[5])
+    (indices, _), *rest = neighbors(context.train.features, context.test.features, 5)
+    assert not rest
+    votes = [winner(row.tolist()) for row in context.train.labels[indices]]
+    expected = torch.tensor(votes) == context.test.labels
+    assert result.arrays["correct 5-NN"].tolist() == expected.tolist()
+    assert set(result.arrays) == {f"correct {name}" for name in result.metrics}
+    assert 0 < result.metrics["5-NN"] == 100 * expected.double().mean() < 100
+
+
+def test_processes_put_the_correct_images_together_in_their_order(real_features):
+    expected = knn_correct(*real_features, ks=[1, 5], chunk=150)
+    for rows in in_processes(3, knn_correct_in_chunks, *real_features):
+        assert all(torch.equal(rows[name], expected[name]) for name in expected)
+
+
+def knn_correct_in_chunks(*features):
+    return knn_correct(*features, ks=[1, 5], chunk=37)
+
+
 # The monitor
 
 
@@ -330,6 +353,11 @@ def test_the_monitor_evaluates_the_backbone_it_gets():
     assert 15 < expected["20-NN"] < 60
     blind = nn.Sequential(nn.AvgPool2d(32), nn.Flatten())
     assert monitor(blind)["20-NN"] < expected["20-NN"]
+    assert monitor.first["20-NN"].double().mean() == expected["20-NN"] / 100
+    assert torch.equal(monitor.newest["20-NN"], monitor.correct(blind)["20-NN"])
+    centered = [rows - features[0].mean(0) for rows in features]
+    pixels = knn_correct(centered[0], train.labels, centered[1], validation.labels)
+    assert torch.equal(monitor.raw_pixels()["20-NN"], pixels["20-NN"])
 
 
 def test_the_monitor_takes_a_fixed_part_of_a_large_set():

@@ -183,6 +183,13 @@ def test_linear_reports_the_last_epoch_and_names_the_best(make_context, monkeypa
     assert result.settings["best epoch"] == 2
 
 
+def test_linear_stores_which_images_were_correct(make_context):
+    context = make_context(shuffled=True, train=60, test=60)
+    result = linear_probe.evaluate(context, settings=ProbeSettings.scaled(4, 0.01), cached=True)
+    correct = result.arrays["correct top-1"]
+    assert len(correct) == 60 and 100 * correct.mean() == pytest.approx(result.metrics["top-1"])
+
+
 @pytest.mark.parametrize(
     ("options", "name"),
     [

@@ -18,17 +18,20 @@ def schedule():
 def test_an_epoch_is_a_line_with_metrics_speed_and_remaining_time(schedule, capsys):
     console = Console(schedule, 8)
     console.start(0)
-    for _ in range(5):
-        console.advance()
-    console.show({"loss": 1.5, "purity": 0.25, "effective_rank": 3.0})
     with console:
+        for steps, loss, purity in ((4, 1.5, 0.25), (1, 1.0, 0.5)):
+            for _ in range(steps):
+                console.advance()
+            console.show({"loss": loss, "purity": purity, "effective_rank": 3.0})
         console.end_epoch(1, {"20-NN": 31.0})
+        console.advance()
         console.show({"loss": 1.25})
         console.end_epoch(2, {})
     first, second = capsys.readouterr().err.splitlines()
     speed = r"\d+ images/s  \d+:\d\d left"
-    assert re.fullmatch(rf"epoch 1/3  loss 1\.500  purity 0\.250  20-NN 31\.0  {speed}", first)
-    assert re.fullmatch(rf"epoch 2/3  loss 1\.250  purity 0\.250  {speed}", second)
+    means = r"mean loss 1\.400  mean purity 0\.300"  # of five steps, not of the last one
+    assert re.fullmatch(rf"epoch 1/3  {means}  20-NN 31\.0  {speed}", first)
+    assert re.fullmatch(rf"epoch 2/3  mean loss 1\.250  {speed}", second)
 
 
 def test_an_evaluation_before_training_has_a_line_of_its_own(schedule, capsys):

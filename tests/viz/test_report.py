@@ -24,7 +24,9 @@ from meanshift.config.recipes import command_for, recipe
 from meanshift.runtime import checkpoint, rng
 from meanshift.runtime.run_directory import RunDirectory
 from meanshift.viz.report.page import write_report
+from meanshift.viz.report.tables import format_number
 from meanshift.viz.run_reader import Run, open_runs
+from tests.support.browser import assert_accessible
 from tests.support.packages import hide_packages
 from tests.support.three_views import MODULE
 
@@ -176,7 +178,7 @@ def test_a_result_of_older_weights_is_marked(runs_folder, tmp_path):
     note = run.outdated(run.results["knn"])
     assert re.fullmatch(r"evaluated after step \d+ of 99", note)
     text = text_of(write_report([run], tmp_path / "page.html"))
-    assert text.count(note) == 6  # the headline, both tables and their cards, the clusters
+    assert text.count(note[1:]) == 6  # the verdict, both tables and their cards, the clusters
 
 
 def write_detections(results, name):
@@ -249,7 +251,7 @@ def test_several_runs_are_shown_side_by_side_with_the_settings_that_differ(runs_
         open_runs([runs_folder / "one", runs_folder / "two"]), runs_folder / "both.html"
     )
     text = text_of(both)
-    table = re.search(r"Settings that differ</h2>(.*?)</section>", text)[1]
+    table = re.search(r"What differs between the runs(.*?)</section>", text)[1]
     rows = re.findall(r'class="mono">([\w.]+)</th><td>(.*?)</td><td>(.*?)</td>', table)
     assert sorted(rows) == [("method.k", "5", "3"), ("train.epochs", "3", "2")]
     curves = {curve["title"]: curve for curve in data_of(both)["curves"]}
@@ -337,6 +339,55 @@ def test_neighbors_and_sheet_are_those_of_the_snapshots(runs_folder, page):
 def test_each_query_is_of_another_class(page):
     shown = data_of(page)["runs"][0]
     assert sorted(shown["groups"][row] for row in shown["queries"]) == [0, 1, 2]
+
+
+def test_it_begins_with_the_verdict_and_ends_with_what_is_folded(page):
+    text = page.read_text()
+    sections = re.findall(r'<section id="(\w+)"', text)
+    assert sections == [
+        "verdict", "map", "curves", "metrics", "clusters", "views", "data", "settings", "commands",
+    ]  # fmt: skip
+    folded = re.findall(r'<details><summary><h2 id="(\w+)-title"', text)
+    assert folded == ["settings", "commands"]
+    assert "Not compared" not in text and "not compared with a baseline yet" in text
+    assert "<code>meanshift evaluate knn" in text and "--compare untrained: pixels</code>" in text
+
+
+def test_loss_and_purity_are_means_of_the_last_epoch(runs_folder, page):
+    run = Run(runs_folder / "one")
+    lines = [record for record in run.records("train") if record["epoch"] == 3]
+    steps = np.diff([max(r["step"] for r in run.records("train") if r["epoch"] == 2)]
+                    + [line["step"] for line in lines])  # fmt: skip
+    assert len(set(steps)) == 2  # the last line of an epoch is of fewer steps
+    mean = np.average([line["loss"] for line in lines], weights=steps)
+    assert f"<b>{format_number(mean)}</b><small>mean of epoch 3; epoch 1: " in text_of(page)
+
+
+def test_charts_have_baselines_and_a_band_of_collapse(tmp_path, make_images):
+    photos = make_images(tmp_path / "photos", {"a": 8, "b": 4}, size=(16, 16))
+    overrides = {"method.dim": 30, "data.validation": 0.25}
+    directory = write_bare_run(tmp_path / "run", photos, size=8, overrides=overrides)
+    for step in range(0, 301, 10):
+        line = {"kind": "train", "step": step, "epoch": step // 10, "effective_rank": step % 30}
+        directory.append("metrics.jsonl", {**line, "loss": 1.0 + step % 20})
+    for step in (0, 300):
+        line = {"kind": "monitor", "step": step, "epoch": step // 10, "20-NN": 50.0 + step / 30}
+        directory.append("metrics.jsonl", line)
+    page = write_report([Run(tmp_path / "run")], tmp_path / "page.html")
+    curves = {curve["title"]: curve for curve in data_of(page)["curves"]}
+    bands = curves["Effective rank of the targets"]["bands"]
+    assert [(band["from"], band["to"], band["kind"]) for band in bands] == [
+        (0, 4, "bad"),
+        (4, 10, "poor"),
+        (10, 30, "good"),
+    ]
+    assert not curves["Loss"]["bands"] and not curves["Loss"]["lines"]
+    knn = curves["20-NN while training, %"]
+    assert [line["text"] for line in knn["lines"]] == ["start 50.0", "chance 66.7"]
+    assert "mean" not in knn["series"][0]
+    (loss,) = curves["Loss"]["series"]
+    assert set(loss["y"]) == {1.0, 11.0}  # as it was logged
+    assert np.ptp(loss["mean"][5:-5]) < 5
 
 
 # Missing and damaged data
@@ -474,10 +525,12 @@ def test_a_late_epoch_is_written_out(tmp_path, make_images):
     directory = write_bare_run(tmp_path / "run", photos, size=12, overrides=overrides)
     for step, epoch in ((1234, 124), (2000, 200)):
         directory.append(
-            "metrics.jsonl", {"kind": "train", "step": step, "epoch": epoch, "loss": 1}
+            "metrics.jsonl",
+            {"kind": "train", "step": step, "epoch": epoch, "effective_rank": 9},
         )
     (directory.folder / "environment.json").write_text(json.dumps({"steps": 2000}))
-    assert "epoch 123.4" in text_of(write_report([Run(directory.folder)], tmp_path / "page.html"))
+    text = text_of(write_report([Run(directory.folder)], tmp_path / "page.html"))
+    assert "epoch 200; epoch 123.4: 9" in text
 
 
 @pytest.mark.parametrize("damage", ["truncated", "stray", "no numbers"])
@@ -712,6 +765,38 @@ def test_play_walks_through_the_epochs(page, open_tab):
 
 
 @pytest.mark.slow
+def test_the_verdict_can_be_read_by_everyone(runs_folder, tmp_path, open_tab):
+    from meanshift.cli import main
+
+    for name in ("one", "two"):
+        shutil.copytree(runs_folder / name, tmp_path / name)
+        words = ["evaluate", "knn", str(tmp_path / name), "--compare", "untrained:", "pixels"]
+        assert main([*words, "--device", "cpu"]) == 0
+    folders = [tmp_path / "one", tmp_path / "two"]
+    single = write_report([Run(folders[0])], tmp_path / "single.html")
+    both = write_report(open_runs(folders), tmp_path / "both.html")
+    for path in (single, both):
+        for width in (1280, 390):
+            for scheme in ("light", "dark"):
+                size = {"width": width, "height": 900}
+                tab = open_tab(path, viewport=size, color_scheme=scheme)
+                assert_accessible(tab)
+                shown = tab.locator(".verdict-summary").first
+                assert shown.is_visible() and (path == both or shown.bounding_box()["y"] < 900)
+                assert tab.evaluate("document.documentElement.scrollWidth") <= width
+                whiskers = tab.locator(".whisker")
+                assert whiskers.count() == 3 * (1 if path == single else 2)
+                for box in (each.bounding_box() for each in whiskers.all()):
+                    assert box["x"] >= 0 and box["x"] + box["width"] <= width
+    tab.get_by_text("Settings", exact=True).last.click()
+    assert tab.locator("#settings table").first.is_visible()
+    texts = tab.locator(".curve .line-text").all_text_contents()
+    assert any(text.startswith("raw pixels ") for text in texts)
+    best = tab.locator("#metrics td.best")
+    assert best.count() and all("(best)" in text for text in best.all_inner_texts())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [360, 390, 800, 1280])
 def test_nothing_is_wider_than_the_screen(runs_folder, open_tab, width):
     both = write_report(
@@ -780,7 +865,7 @@ def test_on_paper_the_closed_parts_are_open(page, open_tab):
 def test_the_monitor_evaluates_before_the_first_step_and_the_page_shows_it(runs_folder, page):
     first = Run(runs_folder / "one").records("monitor")[0]
     assert (first["step"], first["epoch"]) == (0, 0) and first["20-NN"] > 0
-    assert "at epoch 0" in text_of(page) or "epoch 0</small>" in text_of(page)
+    assert f"epoch 3; epoch 0: {format_number(first['20-NN'])}</small>" in text_of(page)
 
 
 @pytest.mark.slow

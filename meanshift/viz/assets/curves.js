@@ -1,7 +1,9 @@
 /* Small line charts that can be read by mouse, touch and keyboard.
 
-   meanshiftCurves(container, {title, series: [{name, x, y, color, dashed}], marks: [{x, text}], format, minRange})
-   returns {update({series, marks})}; `minRange` is the smallest range of the vertical axis. */
+   meanshiftCurves(container, {title, series: [{name, x, y, mean, color, dashed}], marks: [{x, text}], lines: [{y, text}],
+   bands: [{from, to, text, kind}], format, minRange}) returns {update({series, marks, lines, bands})}.
+   `mean` is a running mean of y, in front of which y is faint; `lines` are horizontal; a band's `kind` is bad, poor or good;
+   `minRange` is the smallest range of the vertical axis. */
 "use strict";
 
 function meanshiftCurves(container, options) {
@@ -32,12 +34,15 @@ function meanshiftCurves(container, options) {
 
   let series = [];
   let marks = [];
+  let lines = [];
+  let bands = [];
   let epochs = [];  // of all series, in rising order
   let selected = null;  // position in `epochs`
   let toX, toY;
 
   const visibleSeries = () => series.filter(line => line.x.length);
   const lastOf = list => list[list.length - 1];
+  const shownValues = line => line.mean || line.y;
 
   function add(name, attributes, text) {
     const node = document.createElementNS(SVG, name);
@@ -69,13 +74,11 @@ function meanshiftCurves(container, options) {
     return [low, high > low ? high : low + 1];
   }
 
-  function rangeY(lines) {
-    let low = Infinity, high = -Infinity;
-    for (const line of lines) {
-      for (const y of line.y) {
-        low = Math.min(low, y);
-        high = Math.max(high, y);
-      }
+  function rangeY(shown) {
+    let low = bands.length ? 0 : Infinity, high = -Infinity;
+    for (const y of [...shown.flatMap(line => line.y), ...lines.map(line => line.y)]) {
+      low = Math.min(low, y);
+      high = Math.max(high, y);
     }
     const shortfall = (options.minRange || 0) - (high - low);
     if (shortfall > 0) {
@@ -98,11 +101,36 @@ function meanshiftCurves(container, options) {
     }
   }
 
-  function drawLine(line) {
-    const points = line.x.map((x, i) => `${toX(x).toFixed(1)} ${toY(line.y[i]).toFixed(1)}`);
+  function drawPath(line, values, more) {
+    const points = line.x.map((x, i) => `${toX(x).toFixed(1)} ${toY(values[i]).toFixed(1)}`);
     const dashes = line.dashed ? {"stroke-dasharray": "4 3"} : {};
-    add("path", {d: `M${points.join("L")}`, stroke: line.color, ...dashes});
-    if (points.length === 1) add("circle", {cx: toX(line.x[0]), cy: toY(line.y[0]), r: 3, fill: line.color});
+    add("path", {d: `M${points.join("L")}`, stroke: line.color, ...dashes, ...more});
+  }
+
+  function drawSeries(line) {
+    if (line.mean) drawPath(line, line.y, {class: "raw"});
+    drawPath(line, shownValues(line), {});
+    if (line.x.length === 1) add("circle", {cx: toX(line.x[0]), cy: toY(line.y[0]), r: 3, fill: line.color});
+  }
+
+  function drawBands([y0, y1]) {
+    for (const band of bands) {
+      const top = toY(Math.min(band.to, y1)), bottom = toY(Math.max(band.from, y0));
+      if (bottom <= top) continue;
+      add("rect", {class: `band ${band.kind}`, x: LEFT, width: WIDTH - LEFT - RIGHT, y: top, height: bottom - top});
+      if (bottom - top > 12) add("text", {class: "line-text", x: WIDTH - RIGHT - 4, y: top + 11, "text-anchor": "end"}, band.text);
+    }
+  }
+
+  function drawLines() {  // with labels that do not cover each other
+    let free = HEIGHT - BOTTOM - 2;
+    for (const line of [...lines].sort((a, b) => a.y - b.y)) {
+      const y = toY(line.y);
+      free = Math.min(free, y - 3);
+      add("line", {class: "baseline", x1: LEFT, x2: WIDTH - RIGHT, y1: y, y2: y});
+      add("text", {class: "line-text", x: WIDTH - RIGHT - 4, y: free, "text-anchor": "end"}, line.text);
+      free -= 12;
+    }
   }
 
   function drawMark(mark) {
@@ -115,20 +143,23 @@ function meanshiftCurves(container, options) {
   function draw() {
     const epochBefore = selected === null ? null : epochs[selected];
     svg.textContent = "";
-    const lines = visibleSeries();
-    if (!lines.length) return;
-    const [x0, x1] = rangeX(lines);
-    const [y0, y1] = rangeY(lines);
+    const shown = visibleSeries();
+    if (!shown.length) return;
+    const [x0, x1] = rangeX(shown);
+    const [y0, y1] = rangeY(shown);
     toX = x => LEFT + (x - x0) / (x1 - x0) * (WIDTH - LEFT - RIGHT);
     toY = y => HEIGHT - BOTTOM - (y - y0) / (y1 - y0) * (HEIGHT - TOP - BOTTOM);
+    drawBands([y0, y1]);
     drawAxes([x0, x1], [y0, y1]);
-    lines.forEach(drawLine);
+    shown.forEach(drawSeries);
+    drawLines();
     marks.forEach(drawMark);
     add("line", {class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM});
-    epochs = [...new Set(lines.flatMap(line => line.x))].sort((a, b) => a - b);
-    const ends = lines.map(line => `${line.name || options.title}: ${format(line.y[0])} at ${formatEpoch(line.x[0])}, ` +
+    epochs = [...new Set(shown.flatMap(line => line.x))].sort((a, b) => a - b);
+    const ends = shown.map(line => `${line.name || options.title}: ${format(line.y[0])} at ${formatEpoch(line.x[0])}, ` +
       `${format(lastOf(line.y))} at ${formatEpoch(lastOf(line.x))}`);
-    svg.setAttribute("aria-label", `${options.title} by epoch. ${ends.join("; ")}. ${marks.map(mark => mark.text).join("; ")}`);
+    const extra = [...lines, ...marks].map(each => each.text).join("; ");
+    svg.setAttribute("aria-label", `${options.title} by epoch. ${ends.join("; ")}. ${extra}`);
     if (epochBefore === null) deselect();
     else select(nearest(epochs, epochBefore));
   }
@@ -144,8 +175,9 @@ function meanshiftCurves(container, options) {
   }
 
   function showValues(prefix, x) {  // with the color and name of each series if there are several
-    readout.replaceChildren(prefix, ...visibleSeries().flatMap((line, i) => {
-      const value = format(line.y[nearest(line.x, x)]);
+    const average = series.some(line => line.mean) ? "mean " : "";
+    readout.replaceChildren(prefix, average, ...visibleSeries().flatMap((line, i) => {
+      const value = format(shownValues(line)[nearest(line.x, x)]);
       if (series.length < 2) return [value];
       const key = document.createElement("i");
       key.className = "key";
@@ -194,9 +226,11 @@ function meanshiftCurves(container, options) {
   function update(next) {
     if (next.series) series = next.series;
     if (next.marks) marks = next.marks;
+    if (next.lines) lines = next.lines;
+    if (next.bands) bands = next.bands;
     figure.classList.toggle("many", series.length > 1);
     draw();
   }
-  update({series: options.series || [], marks: options.marks || []});
+  update({series: options.series || [], marks: options.marks, lines: options.lines, bands: options.bands});
   return {update};
 }

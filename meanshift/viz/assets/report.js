@@ -23,7 +23,7 @@
   function drawCurves() {
     for (const [curve, chart] of charts) {
       const series = curve.series.map(line => ({...line, color: cssVariable(`--c${line.color}`)}));
-      chart.update({series, marks: curve.marks});
+      chart.update({series, marks: curve.marks, lines: curve.lines, bands: curve.bands});
     }
   }
 

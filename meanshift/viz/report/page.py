@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 from collections.abc import Callable, Sequence
@@ -10,9 +11,10 @@ from typing import Any
 
 from meanshift.config import differences, settings
 from meanshift.config.recipes import command_for, nearest_recipe, recipe
+from meanshift.ops.collapse import PARTIAL_RANK, lowest_rank
 from meanshift.runtime.files import write_text
-from meanshift.viz.analysis import metric_series, thin_curve, view_title
-from meanshift.viz.report import sections, tables
+from meanshift.viz.analysis import metric_series, smooth_curve, thin_curve, view_title
+from meanshift.viz.report import sections, tables, verdicts
 from meanshift.viz.report.template import render
 from meanshift.viz.run_reader import MissingData, Run, differing_settings, group_name
 
@@ -29,6 +31,7 @@ CURVES = {
     "images_per_second": "Images per second",
 }
 """metrics that are shown first, with their titles; others that vary follow below them"""
+KNN = ("20-NN", "1-NN")
 EXPLANATIONS = {
     "loss": "what the method minimizes; it rises where the task gets harder, as with a growing k",
     "20-NN": "validation images whose 20 nearest training images vote for their class",
@@ -36,12 +39,18 @@ EXPLANATIONS = {
     "the query's class",
     "agreement": "cosine of the embeddings of the views; near 1 early on is a sign of collapse",
     "effective_rank": "number of directions in which the last 1,024 target embeddings vary, before "
-    "any whitening; it falls in the first epochs of healthy runs too, and lower in a collapse",
+    "any whitening; it falls in the first epochs of healthy runs too. Below 4 for a quarter of the "
+    "run is reported as a partial collapse; below a third of the dimensions (at most 24) as a "
+    "collapse if the views agree perfectly",
     "rankme": "the same by the definition of RankMe, which also counts directions of little "
     "variance and the mean",
     "spread": "1 if the target embeddings point everywhere, 0 if all are the same; before any "
     "whitening",
 }
+STEP_METRICS = ("loss", "purity")
+"""metrics of single steps, whose values above the curves are means over an epoch"""
+SMOOTHED = (*STEP_METRICS, "agreement", "effective_rank", "rankme", "spread", "images_per_second")
+"""curves that are also shown as a running mean"""
 HIGHLIGHTS = ("loss", "20-NN", "purity", "effective_rank")
 MIN_RANGES = {
     "20-NN": 10,
@@ -59,9 +68,14 @@ MIN_RANGES = {
 def write_report(runs: Sequence[Run], out: Path, *, max_images: int = 1000) -> Path:
     """Write the page; it contains up to `max_images` of the snapshot images of each run."""
     sheets: dict[str, str] = {}
+    found = [verdicts.run_verdict(run) for run in runs]
     contexts = [
         _run_context(run, color, sheets, max_images=max_images) for color, run in enumerate(runs)
     ]
+    for context, verdict in zip(contexts, found, strict=True):
+        context["verdict"] = verdict
+        context["comparison"] = verdicts.comparison(verdict)
+        context["next_step"] = verdicts.split_commands(verdict.next_step)
     curves = _curves(runs)
     data = {
         "runs": [context.pop("data") for context in contexts],
@@ -77,6 +91,7 @@ def write_report(runs: Sequence[Run], out: Path, *, max_images: int = 1000) -> P
             name: list(map(tables.format_value, values))
             for name, values in differing_settings(runs).items()
         },
+        outcome=verdicts.outcome_rows(runs, found),
         tables=tables.result_tables(runs),
         explanations=[
             (CURVES[name], text) for name, text in EXPLANATIONS.items() if CURVES[name] in titles
@@ -110,7 +125,6 @@ def _run_context(
         "name": run.name,
         "color": color % 10,
         "summary": _summary(run),
-        "headline": tables.headline(run),
         "highlights": _highlights(run),
         "alarms": [w["message"] for w in run.warnings if w["kind"] == "collapse"],
         "notes": [warning["message"] for warning in notes],
@@ -156,18 +170,29 @@ def _summary(run: Run) -> str:
 
 
 def _highlights(run: Run) -> list[tuple[str, str, str]]:
-    """(title, newest value, note on the first value) of the metrics that people look at first."""
+    """(title, newest value, what it is and the first value) of the most important metrics."""
     highlights = []
     for name in HIGHLIGHTS:
-        epochs, values = run.series(name)
-        if values:
-            first = f"first {tables.format_number(values[0])}, epoch {round(epochs[0], 2):g}"
-            note = first if len(values) > 1 else ""
-            highlights.append((CURVES[name], tables.format_number(values[-1]), note))
+        if name in STEP_METRICS:
+            means = run.epoch_means(name)
+            epochs, values = [float(epoch) for epoch in means], list(means.values())
+        else:
+            epochs, values = run.series(name)
+        if not values:
+            continue
+        of = "mean of epoch" if name in STEP_METRICS else "epoch"
+        note = f"{of} {_epoch(epochs[-1])}"
+        if len(values) > 1:
+            note += f"; epoch {_epoch(epochs[0])}: {tables.format_number(values[0])}"
+        highlights.append((CURVES[name], tables.format_number(values[-1]), note))
     _, kept = run.series("neighbors_kept")
     if kept:
-        highlights.append(("Neighbors kept since the last snapshot", f"{kept[-1]:.0%}", ""))
+        highlights.append(("Neighbors", f"{kept[-1]:.0%}", "the same as in the snapshot before"))
     return highlights
+
+
+def _epoch(epoch: float) -> str:
+    return f"{round(epoch, 2):g}"
 
 
 def _curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -194,7 +219,10 @@ def _curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
         for color, (run, one) in enumerate(zip(runs, series, strict=True)):
             if name in one:
                 x, y = thin_curve(*one[name])
-                lines.append({"name": run.name, "color": color % 10, "x": x, "y": y})
+                line = {"name": run.name, "color": color % 10, "x": x, "y": y}
+                if name in SMOOTHED and (mean := smooth_curve(x, y)) != y:
+                    line["mean"] = [float(f"{value:.5g}") for value in mean]
+                lines.append(line)
         if lines:
             curves.append(
                 {
@@ -203,9 +231,34 @@ def _curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
                     "series": lines,
                     "marks": marks,
                     "min_range": MIN_RANGES.get(name, 0),
+                    "lines": verdicts.baseline_lines(runs, name) if name in KNN else [],
+                    "bands": _rank_bands(runs) if name == "effective_rank" else [],
                 }
             )
     return curves
+
+
+def _rank_bands(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Where the effective rank is that of a collapse; nothing if the runs have other dimensions."""
+    dims = {_dimensions(run) for run in runs}
+    dim = dims.pop()
+    if dims or dim < 4 * PARTIAL_RANK:
+        return []
+    low = round(lowest_rank(dim), 1)
+    return [
+        {"from": 0, "to": PARTIAL_RANK, "text": "collapsed", "kind": "bad"},
+        {"from": PARTIAL_RANK, "to": low, "text": "low", "kind": "poor"},
+        {"from": low, "to": dim, "text": f"good ({dim} dimensions)", "kind": "good"},
+    ]
+
+
+def _dimensions(run: Run) -> int:
+    """The dimensions of the embeddings; 0 if they are not known."""
+    dim = int(run.setting("method.dim") or 0)
+    if not dim and run.snapshot_epochs:  # the authors' rule: a quarter of the features
+        with contextlib.suppress(MissingData):
+            dim = run.snapshot(run.snapshot_epochs[-1]).features.shape[1] // 4
+    return dim
 
 
 def _settings(run: Run) -> list[dict[str, Any]]:
@@ -225,11 +278,7 @@ def _settings(run: Run) -> list[dict[str, Any]]:
 def _evaluate_command(run: Run) -> str:
     """The command that evaluates the run: by labels if there are any."""
     folder = shlex.quote(str(run.folder))
-    try:
-        labeled = run.source.labeled
-    except MissingData:
-        labeled = bool(run.records("monitor"))
-    if not labeled:
+    if not verdicts.is_labeled(run):
         return f"meanshift evaluate cluster {folder} --clusters 10"
     return f"meanshift evaluate knn linear cluster {folder} --compare untrained: pixels"
 

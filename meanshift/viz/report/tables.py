@@ -8,18 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meanshift.evaluation import PROTOCOLS
+from meanshift.evaluation.accuracy import Accuracy, best_of, stored_arrays
+from meanshift.evaluation.verdict import METRICS, baseline_name
 from meanshift.viz.report import sections
 from meanshift.viz.run_reader import Run, is_number
 
-BASELINES = {
-    "untrained:.*, PCA start, before": "its PCA start",
-    "untrained:.*, start from .*, before": "the given weights",
-    "untrained:": "the untrained encoder",
-    "random:": "random weights",
-    "pixels: raw values": "raw values",
-    "pixels:": "raw pixels",
-}
-"""a pattern of the encoder on a card, and what a table calls it"""
+NOT_RANKED = ("mean squared distance", "empty clusters", "best top-1, chosen on test")
+"""metrics of which no value is marked as the best"""
 
 
 def result_tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -42,6 +37,7 @@ def result_tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 table["rows"].append(row)
     for table in tables.values():
         _distinguish(table["rows"])
+        _mark_best(table)
         table["rows"].sort(key=lambda row: not row["own"])
         table["columns"] = list(table["columns"])
     order = {name: place for place, name in enumerate(PROTOCOLS)}
@@ -60,21 +56,47 @@ def _row(run: Run, name: str, result: Mapping[str, Any], *, prefix: str) -> dict
     encoder = str(card.get("encoder"))
     spec, _, description = encoder.partition(": ")
     of_run = not suffix or re.fullmatch(r"(?!exported by ).*, step \d+", description) is not None
-    baseline = _baseline(encoder)
+    baseline = baseline_name(encoder)
     if baseline:
         title = baseline if spec == "pixels" else prefix + baseline
     elif of_run:
         title = ", ".join(filter(None, [run.name, run.outdated(result)]))
     else:
         title = spec
+    arrays = stored_arrays(run.directory.results / f"{name}.npz")
     return {
         "name": title,
         "own": of_run and not baseline and not spec.endswith(".pt"),
         "suffix": suffix,
         "metrics": _format_metrics(result["metrics"]),
+        "values": result["metrics"],
+        "best": set(),
+        "accuracies": {
+            metric: Accuracy.of_result(title, metric, result["metrics"], card, arrays)
+            for metric in result["metrics"]
+            if metric in METRICS
+        },
         "card": [(key, format_value(value)) for key, value in card.items()],
         "image": sections.result_image(run, name),
     }
+
+
+def _mark_best(table: Mapping[str, Any]) -> None:
+    """Mark the best value of each metric, and accuracies that cannot be told from the best."""
+    rows = table["rows"]
+    if len(rows) < 2 or table["protocol"] == "rank":  # a higher rank is not always better
+        return
+    for metric in table["columns"]:
+        known = [row for row in rows if metric in row["metrics"]]
+        if metric in NOT_RANKED or len(known) < 2:
+            continue
+        values = [row["values"][metric] for row in known]
+        best = [value == max(values) for value in values]
+        if all(metric in row["accuracies"] for row in known):
+            best = best_of([row["accuracies"][metric] for row in known])
+        for row, is_best in zip(known, best, strict=True):
+            if is_best:
+                row["best"].add(metric)
 
 
 def _distinguish(rows: Sequence[dict[str, Any]]) -> None:
@@ -90,11 +112,6 @@ def _equal(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return not row["own"] and (row["name"], row["metrics"]) == (other["name"], other["metrics"])
 
 
-def _baseline(encoder: str) -> str:
-    titles = (title for pattern, title in BASELINES.items() if re.match(pattern, encoder))
-    return next(titles, "")
-
-
 def _format_metrics(metrics: Mapping[str, float]) -> dict[str, str]:
     """Metrics as text, each with its std where there is one: `55.2 ± 0.4`."""
     formatted = {name: format_number(value) for name, value in metrics.items()}
@@ -102,29 +119,6 @@ def _format_metrics(metrics: Mapping[str, float]) -> dict[str, str]:
         if f"{name} std" in formatted:
             formatted[name] += f" ± {formatted.pop(f'{name} std')}"
     return formatted
-
-
-def headline(run: Run) -> str:
-    """The k-NN accuracy beside that of the baselines, as a sentence; empty if there is none."""
-    results = run.results
-    own = results.get("knn", {"metrics": {}})
-    name = next((name for name in ("20-NN", "1-NN") if name in own["metrics"]), None)
-    if name is None:
-        return ""
-    data = own["card"].get("data")
-    baselines: dict[str, str] = {}
-    for result in results.values():
-        card = result["card"]
-        title = _baseline(str(card.get("encoder")))
-        comparable = card.get("protocol") == "knn" and card.get("data") == data
-        if title and comparable and name in result["metrics"]:
-            baselines.setdefault(title, f"{title} {result['metrics'][name]:.1f}")
-    beside = [baselines[title] for title in BASELINES.values() if title in baselines]
-    sentence = f"{name} on {data}: {own['metrics'][name]:.1f}%"
-    if beside:
-        sentence += f" ({', '.join(beside)})"
-    outdated = run.outdated(own)
-    return f"{sentence}, {outdated}." if outdated else f"{sentence}."
 
 
 def format_number(value: float) -> str:
