@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -38,7 +39,8 @@ def read_table(path: Path, column: str = "label") -> dict[str, str]:
             raise ValueError(f"{path}, line {number}: got {row[0]!r}; need file,{column}")
         name = Path(row[0]).as_posix()
         label = row[1]
-        given = [cell for cell in row[1:] if cell]
+        columns = itertools.zip_longest(row[1:], rows[0][1:])
+        given = [cell for cell, title in columns if cell and title != "confidence"]
         if len(given) > 1 or any(mark in label for mark in ";|"):
             raise ValueError(
                 f"{path}, line {number}: {name} has several {column}s ({', '.join(given)}); "

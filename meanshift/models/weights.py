@@ -152,6 +152,26 @@ def load_weights(spec: Path | str) -> Weights:
     return _third_party_weights(spec, recognized, _file_output_dir(path, recognized.backbone))
 
 
+def load_snapshot(run: Path, epoch: int) -> Weights:
+    """The backbone of a run as its snapshot after an epoch holds it, in half precision."""
+    directory = RunDirectory.open(run)
+    path = directory.snapshots / f"epoch-{epoch:04d}.pt"
+    config = directory.config
+    state = {
+        name: value.float() if value.is_floating_point() else value
+        for name, value in checkpoint.read(path)["weights"].items()
+    }
+    return Weights(
+        spec=str(path),
+        backbone=_build(config, state, path),
+        title=f"{_describe(config)}, after epoch {epoch}",
+        image_size=config.data.image_size,
+        output_dir=run,
+        config=config,
+        encoder=config.encoder,
+    )
+
+
 def shipped_weights() -> list[str]:
     """The specs of all weights that are part of this package."""
     return [f"meanshift:{file.stem}" for file in sorted(SHIPPED_DIR.glob("*.safetensors"))]

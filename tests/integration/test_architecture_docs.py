@@ -163,7 +163,9 @@ def test_the_figure_is_drawn(install, tmp_path):
     install("meanshift/viz/figures/spread.py")
     assert main([*"pretrain small --data PHOTOS --out runs/photos".split(), *FLAGS]) == 0
     (outcome,) = draw_figures([Run("runs/photos")], tmp_path / "figures", names=["spread"])
-    assert [file.name for file in outcome.files] == ["spread.png", "spread.svg"]
+    assert [file.name for file in outcome.files] == [
+        f"spread.{suffix}" for suffix in ("png", "pdf", "svg", "txt")
+    ]
     assert "Spread of the target embeddings" in (tmp_path / "figures" / "spread.svg").read_text()
     Path("runs/photos/metrics.jsonl").write_text("")
     (outcome,) = draw_figures([Run("runs/photos")], tmp_path / "figures", names=["spread"])
@@ -193,5 +195,6 @@ def test_the_files_and_names_of_the_page_exist(page):
         assert (PACKAGE / name).exists() or (ROOT / name).exists(), name
     names = [name for name in quoted if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", name)]
     missing = {name for name in names if not set(name.split(".")) <= words}
-    files_of_a_run = {"metrics.jsonl", "config.json", "spread.png", "spread.svg"}
+    files_of_a_run = {"metrics.jsonl", "config.json", "spread.png", "spread.pdf"}
+    files_of_a_run |= {"spread.svg", "spread.txt"}
     assert missing <= files_of_a_run | {"torchrun"}, missing

@@ -24,7 +24,14 @@ from meanshift.config.recipes import recipe
 from meanshift.models import third_party
 from meanshift.models import weights as weights_module
 from meanshift.models.encoder import Encoder, build_backbone
-from meanshift.models.weights import EXPORT_FORMAT, Weights, export, fingerprint, load_weights
+from meanshift.models.weights import (
+    EXPORT_FORMAT,
+    Weights,
+    export,
+    fingerprint,
+    load_snapshot,
+    load_weights,
+)
 from meanshift.runtime import checkpoint, checksum
 from meanshift.training.loop import pretrain
 from meanshift.training.session import build_method
@@ -833,6 +840,18 @@ def test_a_hostile_checkpoint_in_a_run_runs_nothing(own, tmp_path):
     assert "none of its checkpoints can be read" in error_of(own)
     assert "asks for the Python object eval" in error_of(checkpoints(own)[0])
     assert not (tmp_path / "created").exists()
+
+
+def test_a_snapshot_is_loaded_by_its_epoch(run):
+    weights = load_snapshot(run, 2)
+    path = run / "snapshots/epoch-0002.pt"
+    stored = checkpoint.read(path)["weights"]
+    state = weights.backbone.state_dict()
+    assert all(torch.equal(state[key], stored[key].to(state[key].dtype)) for key in state)
+    assert (weights.spec, weights.image_size) == (str(path), 16)
+    assert not any(module.training for module in weights.backbone.modules())
+    with pytest.raises(ValueError, match=r"epoch-0099\.pt"):
+        load_snapshot(run, 99)
 
 
 def test_a_snapshot_is_refused(run):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import threading
 from importlib import resources
 from typing import Any
@@ -16,18 +17,22 @@ from starlette.routing import Route
 
 from meanshift.data import UnreadableSample
 from meanshift.viz.explorer.background import Pending, Stopped
+from meanshift.viz.explorer.labels import Conflict
 from meanshift.viz.explorer.model import Explorer
 from meanshift.viz.explorer.search import decode_upload
 from meanshift.viz.explorer.thumbnails import SIDES
 from meanshift.viz.run_reader import MissingData
 
 MAX_UPLOAD = 20 * 2**20  # bytes of an image to search with
+MAX_SHEET = 64  # thumbnails in one answer
 _ASSETS = {
     "explorer.html": "text/html",
     "explorer.js": "text/javascript",
     "explorer-map.js": "text/javascript",
     "explorer-search.js": "text/javascript",
     "explorer-clean.js": "text/javascript",
+    "explorer-label.js": "text/javascript",
+    "explorer-label.css": "text/css",
     "explorer.css": "text/css",
     "style.css": "text/css",
     "map.js": "text/javascript",
@@ -87,14 +92,24 @@ class _Handlers:
             raise ValueError(f"side: got {side}, need one of {', '.join(map(str, SIDES))}")
         key = self.explorer.cache_key
         tag = f'"{key}-{source}-{index}-{side}"'
-        caching = "no-cache"
-        if request.query_params.get("v") == key:  # the image at such an address never changes
-            caching = "max-age=31536000, immutable"
-        headers = {"ETag": tag, "Cache-Control": f"private, {caching}"}
+        headers = {"ETag": tag, **self._caching(request)}
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
         content, media_type = self.explorer.thumbnail(source, index, side)
         return Response(content, media_type=media_type, headers=headers)
+
+    def sheet(self, request: Request) -> Response:
+        texts = request.query_params.get("rows", "").split(",")
+        if len(texts) > MAX_SHEET or not all(_is_number(text) for text in texts):
+            raise ValueError(f"rows: need up to {MAX_SHEET} whole numbers, with commas between")
+        content = self.explorer.sheet([int(text) for text in texts])
+        return Response(content, media_type="image/jpeg", headers=self._caching(request))
+
+    def _caching(self, request: Request) -> dict[str, str]:
+        # The image at an address with the present key never changes.
+        immutable = request.query_params.get("v") == self.explorer.cache_key
+        caching = "max-age=31536000, immutable" if immutable else "no-cache"
+        return {"Cache-Control": f"private, {caching}"}
 
     def prepare(self, request: Request) -> Response:
         self.explorer.prepare(_source(request), epoch=_number(request, "epoch"))
@@ -129,6 +144,56 @@ class _Handlers:
         found = self.explorer.search(image, name=name, epoch=epoch, count=count)
         return _JSON({"found": found})
 
+    def labels(self, request: Request) -> Response:
+        state = self.explorer.labeling.state()
+        unchanged = request.query_params.get("since") == str(state["version"])
+        return Response(status_code=204) if unchanged else _JSON(state)
+
+    async def give_labels(self, request: Request) -> Response:
+        body = await _read_body(request)
+        return await run_in_threadpool(self._give_labels, body)
+
+    def _give_labels(self, body: bytes) -> Response:
+        labeling = self.explorer.labeling
+        change = _label_change(body)
+        try:
+            if "undo" in change:
+                labels = labeling.log.undo(change["undo"])
+            else:
+                labels = labeling.log.give(change["indices"], change["label"], seen=change["seen"])
+        except Conflict as conflict:
+            return _JSON({"error": str(conflict), "state": labeling.state()}, 409)
+        return _JSON(labeling.state(labels))
+
+    def labels_csv(self, _: Request) -> Response:
+        content = self.explorer.labeling.log.as_csv().encode(errors="backslashreplace")
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", self.explorer.run.name)
+        headers = {"Content-Disposition": f'attachment; filename="{name}-labels.csv"'}
+        return Response(content, media_type="text/csv", headers=headers)
+
+    def probe(self, request: Request) -> Response:
+        return _JSON(self.explorer.labeling.probe(_source(request)))
+
+    def probe_accuracy(self, request: Request) -> Response:
+        return _JSON(self.explorer.labeling.accuracy(_source(request)))
+
+    def images_to_label(self, request: Request) -> Response:
+        texts = request.query_params.get("indices", "")
+        if not re.fullmatch(r"[\d,]*", texts, re.ASCII):
+            raise ValueError("indices: need whole numbers, with commas between")
+        images = self.explorer.labeled_images(
+            request.query_params.get("kind", "proposed"),
+            name=_source(request),
+            index=_number(request, "index", default=0),
+            label=request.query_params.get("label", ""),
+            indices=[int(text) for text in texts.split(",") if text],
+        )
+        return _JSON({"images": images})
+
+    def stop_training(self, _: Request) -> Response:
+        self.explorer.live.request_stop()
+        return _JSON({})
+
     def stop(self, _: Request) -> Response:
         self.explorer.searcher.tasks.stop()
         return _JSON({})
@@ -146,10 +211,18 @@ def application(explorer: Explorer) -> Starlette:
         Route("/api/colors", handlers.colors),
         Route("/api/point/{row:int}", handlers.point),
         Route("/thumbnail/{source}/{index:int}", handlers.thumbnail),
+        Route("/sheet", handlers.sheet),
         Route("/api/prepare", handlers.prepare),
         Route("/api/rank", handlers.rank),
         Route("/api/search", handlers.search, methods=["POST"]),
         Route("/api/stop", handlers.stop, methods=["POST"]),
+        Route("/api/stop-training", handlers.stop_training, methods=["POST"]),
+        Route("/api/labels", handlers.labels),
+        Route("/api/labels", handlers.give_labels, methods=["POST"]),
+        Route("/labels.csv", handlers.labels_csv),
+        Route("/api/label/probe", handlers.probe),
+        Route("/api/label/accuracy", handlers.probe_accuracy),
+        Route("/api/label/images", handlers.images_to_label),
     ]
     exception_handlers: Any = {
         Pending: _report_pending,
@@ -186,6 +259,25 @@ def _report_error(status: int) -> Any:
     return report
 
 
+def _label_change(body: bytes) -> dict[str, Any]:
+    """What a page wants to change: {"undo": record}, or images and their label."""
+    try:
+        change = json.loads(body)
+    except (ValueError, RecursionError):
+        change = None
+    if isinstance(change, dict):
+        label = change.get("label", 0)
+        indices = change.get("indices")
+        if isinstance(change.get("undo"), int) or (
+            isinstance(change.get("seen"), int)
+            and (label is None or isinstance(label, str))
+            and isinstance(indices, list)
+            and all(isinstance(index, int) for index in indices)
+        ):
+            return change
+    raise ValueError("labels: need undo, or seen, indices and label, as JSON")
+
+
 def _source(request: Request) -> str:
     return request.query_params.get("in", "snapshot")
 
@@ -195,9 +287,13 @@ def _number(
 ) -> int:
     """A whole number of the query; anything else is refused before it reaches the explorer."""
     text = request.query_params.get(name, "" if default is None else str(default))
-    if not text.isdecimal() or not text.isascii() or len(text) > 9 or int(text) > largest:
+    if not _is_number(text) or int(text) > largest:
         raise ValueError(f"{name}: got {text[:40]!r}, need a whole number from 0 to {largest}")
     return int(text)
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and text.isascii() and len(text) <= 9
 
 
 async def _read_body(request: Request) -> bytes:

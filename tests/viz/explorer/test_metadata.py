@@ -71,7 +71,8 @@ def test_metadata_color_the_map_and_are_shown_with_an_image(tmp_path, run):
     path = tmp_path / "about.csv"
     path.write_text("file,weight,=x\n" + "".join(f"#{i},{i},{i % 2}a\n" for i in range(60)))
     with serving_explorer(Explorer(Run(run), metadata=path)) as port:
-        assert get(port, "/api/run").json["columns"] == ["weight", "=x"]
+        colorings = get(port, "/api/run").json["colorings"]
+        assert colorings[-2:] == [["=weight", "weight"], ["==x", "=x"]]
         colors = get(port, "/api/colors?epoch=2&by=" + quote("=weight")).json
         assert colors["values"] == list(range(60)) and colors["high"] == 59
         assert get(port, "/api/colors?epoch=2&by=" + quote("==x")).json["names"] == ["0a", "1a"]
