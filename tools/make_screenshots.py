@@ -62,7 +62,7 @@ def capture_report(browser: Browser, folder: Path) -> None:
 
 
 def capture_explorer(browser: Browser, run: Path, folder: Path) -> None:
-    """The map of the explorer with one image selected."""
+    """The map of the explorer with one image selected, and its page of labels."""
     command = [sys.executable, "-m", "meanshift", "explore", str(run), "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -74,6 +74,10 @@ def capture_explorer(browser: Browser, run: Path, folder: Path) -> None:
             select_a_point(page)
             page.wait_for_timeout(1500)
             page.screenshot(path=folder / "explorer.png")
+            page.locator("#tab-label").click()
+            expect(page.locator("#label-images .card").first).to_be_visible(timeout=300_000)
+            page.wait_for_timeout(1500)
+            page.screenshot(path=folder / "labels.png")
         finally:
             server.terminate()
 

@@ -204,8 +204,10 @@ def _summarize(differences: Sequence[Difference]) -> str:
     parts = []
     for sign, words in ((1, "better than"), (-1, "worse than"), (0, "not distinguishable from")):
         if names := [each.other.name for each in differences if each.sign == sign]:
-            parts.append(f"{words} {' and '.join(names)}")
-    return ", ".join(parts) or "not compared with a baseline yet"
+            *others, last = names
+            listed = f"{', '.join(others)} and {last}" if others else last
+            parts.append(f"{words} {listed}")
+    return "; ".join(parts) or "not compared with a baseline yet"
 
 
 def _describe(each: Difference) -> str:

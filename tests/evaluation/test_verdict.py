@@ -39,7 +39,7 @@ def of(value, name="other"):
 def test_it_names_each_baseline_with_its_interval():
     found = compare("20-NN", of(40.0), [of(30.0, "raw pixels"), of(40.5, "its start"), of(50.0)])
     assert found.summary == (
-        "better than raw pixels, worse than other, not distinguishable from its start"
+        "better than raw pixels; worse than other; not distinguishable from its start"
     )
     assert found.details[0].startswith("20-NN 40.0% on 1,000 test samples; raw pixels 30.0% (+10.0")
     assert "95% interval +8.1 to +11.9" in found.details[0]
@@ -126,7 +126,7 @@ def test_a_falling_loss_is_an_improvement():
 def test_the_k_nn_while_training_is_compared_with_the_start():
     run = training((30, 60, 60, 60, 60))
     found = of_monitor(run, baselines={"raw pixels": {"20-NN": correct(70)}})
-    assert found.summary == "better than the untrained encoder, worse than raw pixels"
+    assert found.summary == "better than the untrained encoder; worse than raw pixels"
     assert not found.differences[0].paired  # a continued run does not know its first rows
     newest, first = {"20-NN": correct(60)}, {"20-NN": correct(30)}
     assert of_monitor(run, newest=newest, first=first).differences[0].paired
