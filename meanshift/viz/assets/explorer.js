@@ -271,7 +271,8 @@ const CHARTS = [  // minRange: the smallest range of the axis, so that a small c
   {title: "Loss", metrics: ["loss"]},
   {title: "Agreement of the views", metrics: ["agreement"], minRange: 0.1},
   {title: "Purity of the neighbors", metrics: ["purity", "purity_weak", "purity_strong"], minRange: 0.1},
-  {title: "k-NN on validation images, %", metrics: ["1-NN", "20-NN"], minRange: 10},
+  {title: "20-NN on validation images, %", metrics: ["20-NN"], minRange: 10},
+  {title: "1-NN on validation images, %", metrics: ["1-NN"], minRange: 10},
   {title: "Effective rank", metrics: ["effective_rank", "feature_rank"]},
   {title: "RankMe", metrics: ["rankme", "feature_rankme"]},
   {title: "Spread", metrics: ["spread"], minRange: 0.1},
@@ -288,13 +289,15 @@ function chartsOf(curves) {  // the known ones, then one for each other metric t
 }
 
 function showCurves() {
-  const {curves, warnings} = state.run;
+  const {curves, warnings, baselines, rank_bands} = state.run;
   const marks = warnings.filter(warning => warning.kind === "collapse").map(warning => ({x: warning.epoch, text: "collapse"}));
   for (const {title, metrics, minRange} of chartsOf(curves)) {
     const series = metrics.filter(name => curves[name]).map((name, i) => ({name: name.replaceAll("_", " "), ...curves[name], color: `var(--c${i})`}));
     if (!series.length) continue;
-    if (charts.has(title)) charts.get(title).update({series, marks});
-    else charts.set(title, meanshiftCurves($("charts"), {title, series, marks, minRange}));
+    const lines = baselines[metrics[0]] || [];
+    const bands = metrics[0] === "effective_rank" ? rank_bands : [];
+    if (charts.has(title)) charts.get(title).update({series, marks, lines, bands});
+    else charts.set(title, meanshiftCurves($("charts"), {title, series, marks, lines, bands, minRange}));
   }
   $("no-curves").hidden = charts.size > 0;
   $("settings").replaceChildren(...state.run.settings.map(([name, value]) =>

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from meanshift.viz.analysis import metric_series, thin_curve
+from meanshift.viz.report.verdicts import KNN, baseline_lines, rank_bands
 from meanshift.viz.run_reader import Run
 
 MAX_POINTS = 600  # per curve
@@ -75,6 +76,8 @@ class LiveRun:
                 name: dict(zip("xy", thin_curve(*curve, points=MAX_POINTS), strict=True))
                 for name, curve in metric_series(run).items()
             },
+            "baselines": {metric: baseline_lines([run], metric) for metric in KNN},
+            "rank_bands": rank_bands([run]),
         }
 
     def request_stop(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shlex
 from collections.abc import Callable, Sequence
@@ -11,7 +10,6 @@ from typing import Any
 
 from meanshift.config import differences, settings
 from meanshift.config.recipes import command_for, nearest_recipe, recipe
-from meanshift.ops.collapse import PARTIAL_RANK, lowest_rank
 from meanshift.runtime.files import write_text
 from meanshift.viz.analysis import metric_series, smooth_curve, thin_curve, view_title
 from meanshift.viz.report import sections, tables, verdicts
@@ -31,7 +29,6 @@ CURVES = {
     "images_per_second": "Images per second",
 }
 """metrics that are shown first, with their titles; others that vary follow below them"""
-KNN = ("20-NN", "1-NN")
 EXPLANATIONS = {
     "loss": "what the method minimizes; it rises where the task gets harder, as with a growing k",
     "20-NN": "validation images whose 20 nearest training images vote for their class",
@@ -231,34 +228,11 @@ def _curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
                     "series": lines,
                     "marks": marks,
                     "min_range": MIN_RANGES.get(name, 0),
-                    "lines": verdicts.baseline_lines(runs, name) if name in KNN else [],
-                    "bands": _rank_bands(runs) if name == "effective_rank" else [],
+                    "lines": verdicts.baseline_lines(runs, name) if name in verdicts.KNN else [],
+                    "bands": verdicts.rank_bands(runs) if name == "effective_rank" else [],
                 }
             )
     return curves
-
-
-def _rank_bands(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Where the effective rank is that of a collapse; nothing if the runs have other dimensions."""
-    dims = {_dimensions(run) for run in runs}
-    dim = dims.pop()
-    if dims or dim < 4 * PARTIAL_RANK:
-        return []
-    low = round(lowest_rank(dim), 1)
-    return [
-        {"from": 0, "to": PARTIAL_RANK, "text": "collapsed", "kind": "bad"},
-        {"from": PARTIAL_RANK, "to": low, "text": "low", "kind": "poor"},
-        {"from": low, "to": dim, "text": f"good ({dim} dimensions)", "kind": "good"},
-    ]
-
-
-def _dimensions(run: Run) -> int:
-    """The dimensions of the embeddings; 0 if they are not known."""
-    dim = int(run.setting("method.dim") or 0)
-    if not dim and run.snapshot_epochs:  # the authors' rule: a quarter of the features
-        with contextlib.suppress(MissingData):
-            dim = run.snapshot(run.snapshot_epochs[-1]).features.shape[1] // 4
-    return dim
 
 
 def _settings(run: Run) -> list[dict[str, Any]]:

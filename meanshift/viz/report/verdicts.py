@@ -1,7 +1,8 @@
-"""The verdict on each run of a report, and the baselines that its charts show."""
+"""The verdict on each run of a report; baselines and bands of charts."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,8 +18,11 @@ from meanshift.evaluation.verdict import (
     of_results,
     without_accuracy,
 )
+from meanshift.ops.collapse import PARTIAL_RANK, lowest_rank
 from meanshift.viz.report.tables import format_number
 from meanshift.viz.run_reader import MissingData, Run
+
+KNN = ("20-NN", "1-NN")
 
 
 def run_verdict(run: Run) -> Verdict:
@@ -165,3 +169,26 @@ def is_labeled(run: Run) -> bool:
         return run.source.labeled
     except MissingData:
         return bool(run.records("monitor"))
+
+
+def rank_bands(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Where the effective rank is that of a collapse; nothing if the runs have other dimensions."""
+    dims = {dimensions(run) for run in runs}
+    dim = dims.pop()
+    if dims or dim < 4 * PARTIAL_RANK:
+        return []
+    low = round(lowest_rank(dim), 1)
+    return [
+        {"from": 0, "to": PARTIAL_RANK, "text": "collapsed", "kind": "bad"},
+        {"from": PARTIAL_RANK, "to": low, "text": "low", "kind": "poor"},
+        {"from": low, "to": dim, "text": f"good ({dim} dimensions)", "kind": "good"},
+    ]
+
+
+def dimensions(run: Run) -> int:
+    """The dimensions of the embeddings; 0 if they are not known."""
+    dim = int(run.setting("method.dim") or 0)
+    if not dim and run.snapshot_epochs:  # the authors' rule: a quarter of the features
+        with contextlib.suppress(MissingData):
+            dim = run.snapshot(run.snapshot_epochs[-1]).features.shape[1] // 4
+    return dim

@@ -35,6 +35,9 @@ def test_the_state_of_a_run(port):
     assert state["curves"]["loss"] == {"x": [1.0, 2.0], "y": [0.1, 0.05]}
     sources = [(source["name"], source["count"]) for source in state["sources"]]
     assert sources == [("train", 60), ("validation", 20)]
+    chance = {"y": 35.0, "text": "chance 35.0"}  # 7 of the 20 validation images
+    assert state["baselines"] == {"20-NN": [chance], "1-NN": [chance]}
+    assert [band["text"] for band in state["rank_bands"]][:2] == ["collapsed", "low"]
     settings = dict(state["settings"])
     assert settings["method"] == "msf, k 5, bank 128,000, momentum 0.99"
 
