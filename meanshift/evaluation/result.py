@@ -24,7 +24,7 @@ class Result:
     name: str
     metrics: dict[str, float]
     settings: dict[str, Any]
-    arrays: dict[str, Any] = field(default_factory=dict)
+    arrays: dict[str, Any] = field(default_factory=dict, compare=False)
     card: dict[str, Any] = field(default_factory=dict)
     """entries that the card has beside or instead of the usual ones"""
     options: dict[str, Any] = field(default_factory=dict)
