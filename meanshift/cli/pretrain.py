@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meanshift.cli.arguments import SOURCE
-from meanshift.cli.output import print_result, print_status, rank
+from meanshift.cli.output import print_result, print_status, rank, world_size
 from meanshift.cli.settings import configure, prescan_base_config
 from meanshift.config import Config
 from meanshift.config.recipes import RECIPES
@@ -67,7 +67,8 @@ def describe_result(out: Path, monitor: KNNMonitor | None, *, labeled: bool) -> 
     if monitor is None or not training.monitored:
         return without_accuracy(training, labeled=labeled).text
     baselines = {}
-    if len(monitor.train) + len(monitor.validation) <= PIXEL_IMAGES[monitor.train.uniform]:
+    few = len(monitor.train) + len(monitor.validation) <= PIXEL_IMAGES[monitor.train.uniform]
+    if few and world_size() == 1:  # the processes of a group have parted after training
         name = "raw pixels" if monitor.train.kind == "image" else "raw values"
         baselines[name] = monitor.raw_pixels()
     found = of_monitor(training, newest=monitor.newest, first=monitor.first, baselines=baselines)

@@ -146,7 +146,8 @@ def test_every_metric_is_in_its_own_column(finished, dataset, tmp_path):
 def test_everything_is_written(finished):
     names = {path.name for path in finished.out.iterdir() if path.is_file()} - {".lock"}
     studies = ("baseline", "same-view")
-    files = {f"{name}.{end}" for name in studies for end in ("md", "csv", "png", "svg")}
+    ends = ("md", "csv", "png", "pdf", "svg", "txt")
+    files = {f"{name}.{end}" for name in studies for end in ends}
     assert names == files | {"reproduce.html"}
 
 
