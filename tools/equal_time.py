@@ -60,8 +60,8 @@ def configurations() -> dict[str, Config]:
             other = BASE.with_overrides({"method.name": name, **own})
             table[name] = replace(other, optim=BASE.optim)
             if hasattr(other.method, "fill_memory"):
-                filled = table[name].with_overrides({"method.fill_memory": True})
-                table[f"{name}, filled memory"] = filled
+                random = table[name].with_overrides({"method.fill_memory": False})
+                table[f"{name}, random memory"] = random
     return table
 
 

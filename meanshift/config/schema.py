@@ -124,6 +124,12 @@ class Data:
             need(fits, f"data.{name}", value, f"{self.channels} numbers, one for each channel")
 
 
+def _group(overrides: Mapping[str, Any], group: str) -> dict[str, Any]:
+    """The overrides of one group, without its name."""
+    names = (path for path in overrides if path.startswith(f"{group}."))
+    return {path.partition(".")[2]: overrides[path] for path in names}
+
+
 def check_group(rule: str) -> None:
     """Refuse what cannot be a rule for groups; whether its CSV exists is seen with the data."""
     kind, _, value = rule.partition(":")
@@ -323,7 +329,8 @@ class Config:
         """A copy with dotted fields replaced, checked as a whole: `{"method.k": 10}`.
 
         Another `method.name` (or `method.module`) replaces the settings of method, views and
-        optimizer by those that the method declares (`MethodSettings.defaults_for`). It may also
+        optimizer by those that the method declares (`MethodSettings.defaults_for`; with an encoder
+        that does not start from random weights also `start_defaults`). It may also
         declare settings of other groups; those of the method before are undone. `encoder.weights`
         lowers the learning rate and keeps the statistics of batch norm. Other overrides win.
         """
@@ -337,7 +344,10 @@ class Config:
                 "optim": dataclasses.asdict(Optim()),
             }
             size = self._image_size or int(overrides.get("data.image_size", self.data.image_size))
-            overrides = {**method.defaults_for(size), **overrides, "method.name": method.name}
+            encoder = {**groups["encoder"], **_group(overrides, "encoder")}
+            started = encoder["init"] != "random" or encoder["weights"]
+            declared = {**method.defaults_for(size), **(method.start_defaults if started else {})}
+            overrides = {**declared, **overrides, "method.name": method.name}
         if overrides.get("encoder.weights") and not self.encoder.weights:
             _keep_given_weights(groups)
         for path, value in overrides.items():

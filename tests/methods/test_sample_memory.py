@@ -186,3 +186,11 @@ def test_a_memory_is_filled_once_with_the_embeddings_if_the_settings_ask_for_it(
     assert not build_method(config, source).fill_memory
     config = config.with_overrides({"method.fill_memory": True})
     assert build_method(config, source).fill_memory
+    for start in ({"encoder.init": "pca"}, {"encoder.weights": "meanshift:cifar10-small"}):
+        started = recipe("cifar10-r18").with_overrides({"method.name": name, **start})
+        assert started.method.fill_memory
+        kept = started.with_overrides({"method.fill_memory": False, "train.epochs": 3})
+        assert not kept.method.fill_memory
+    typed = {"method.name": name, "method.fill_memory": False}
+    assert not recipe("small").with_overrides(typed).method.fill_memory
+    assert recipe("small").with_overrides({"method.name": name}).method.fill_memory

@@ -23,6 +23,8 @@ class MethodSettings:
     resume_safe: ClassVar[frozenset[str]] = frozenset()
     """the method's own settings that may change when a run is continued, without `method.`"""
 
+    start_defaults: ClassVar[Mapping[str, Any]] = {}
+    """settings for an encoder that starts from the data or from given weights, by dotted name"""
     loss: ClassVar[str] = ""
     """the loss in one line, for `meanshift methods`"""
     needs: ClassVar[tuple[str, ...]] = ()

@@ -15,6 +15,7 @@ from meanshift.config.parsing import need
 class SampleMemoryMethod(MethodSettings):
     """What InvP and PIRL share."""
 
+    start_defaults: ClassVar[Mapping[str, Any]] = {"method.fill_memory": True}
     dim: int = 128
     """size of the embedding"""
     temperature: float = 0.07
@@ -23,7 +24,7 @@ class SampleMemoryMethod(MethodSettings):
     """weight of a sample's old row when its new embedding is written"""
     fill_memory: bool = False
     """start the memory with the embeddings of one pass over the data, instead of random rows, which
-    the first epoch would learn; the papers' long runs recover from that, short ones do not"""
+    the first epoch would learn; chosen for encoders that do not start from random weights"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
