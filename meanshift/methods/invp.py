@@ -8,11 +8,11 @@ Paper: https://arxiv.org/abs/2010.11694. Official file: WangFeng18/InvariancePro
 `objective.py` (`main.py` for the order of a step), which is followed: the walk may reach a sample
 several times and counts it as often (the paper: a breadth-first search without repetition), and
 the neighbors of a sample are those of its last view.
-Differences: memory rows start with unit length (the code: uniform values), the head with PyTorch's
-weights (the code: Xavier's, and biases of 0). A sample that was not
-seen yet is its own neighbor (the code: sample 0). The background of L_inv is without the sample;
-the code subtracts it also where it is not among the most similar ones. In short runs L_inv starts
-after a quarter of the epochs.
+Differences: memory rows start with unit length (the code: uniform values) or, with `fill_memory`,
+as the embeddings of the samples; the head starts with PyTorch's weights (the code: Xavier's, and
+biases of 0). A sample that was not seen yet is its own neighbor (the code: sample 0). The
+background of L_inv is without the sample; the code subtracts it also where it is not among the most
+similar ones. In short runs L_inv starts after a quarter of the epochs.
 Not verified: the settings of the paper's CIFAR experiments beyond the comments in `main.py`.
 """
 

@@ -9,9 +9,9 @@ are followed: the normalizer Z is estimated from the first batch of patches and 
 negative may be the sample itself, and the image embedding updates the row after both losses.
 Differences: the samples of a step share their negatives, in both losses and in all processes
 (VISSL draws them for each, which takes batch x negatives rows of memory); there are at most as many
-as samples; VISSL's
-photometric operators (posterize, sharpness, solarize, autocontrast) are missing, and its epsilon
-beside the noise probability is left out.
+as samples; with `fill_memory` the rows start as embeddings, not at random; VISSL's photometric
+operators (posterize, sharpness, solarize, autocontrast) are missing, and its epsilon beside the
+noise probability is left out.
 Not verified: the paper's own program, of which VISSL is the successor.
 """
 

@@ -20,11 +20,11 @@ class MethodSettings:
     small_defaults: ClassVar[Mapping[str, Any]] = {}
     """what differs from `defaults` for views of at most 64 pixels: the method's small-scale recipe,
     also settings of the method itself"""
+    start_defaults: ClassVar[Mapping[str, Any]] = {}
+    """settings for an encoder that starts from the data or from given weights, by dotted name"""
     resume_safe: ClassVar[frozenset[str]] = frozenset()
     """the method's own settings that may change when a run is continued, without `method.`"""
 
-    start_defaults: ClassVar[Mapping[str, Any]] = {}
-    """settings for an encoder that starts from the data or from given weights, by dotted name"""
     loss: ClassVar[str] = ""
     """the loss in one line, for `meanshift methods`"""
     needs: ClassVar[tuple[str, ...]] = ()
