@@ -91,7 +91,7 @@ def _underline(axes: Axes, matches: Tensor, *, left: int, pitch: int) -> None:
         axes.plot(
             [x, x + size],
             [y, y],
-            color=style.COLORS[3],
+            color=style.COLORS[2],
             lw=1,
             solid_capstyle="butt",
             clip_on=False,
