@@ -15,7 +15,7 @@ from meanshift.runtime.run_directory import RunDirectory
 from meanshift.viz.explorer import model
 from meanshift.viz.explorer.model import Explorer
 from meanshift.viz.run_reader import Run
-from tests.support.browser import assert_accessible
+from tests.support.browser import assert_accessible, wait_until
 from tests.support.explorer import (
     COPY,
     ORIGINAL,
@@ -92,15 +92,6 @@ def pixels_of_map(page):
             return now
         before = now
     raise AssertionError("the map keeps moving")
-
-
-def wait_until(page, condition):
-    """Ask from outside: the page's policy allows no script that is given as text."""
-    for _ in range(200):
-        if page.evaluate(condition):
-            return
-        page.wait_for_timeout(50)
-    raise AssertionError(condition)
 
 
 def wait_for_map(page):

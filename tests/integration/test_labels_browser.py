@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 
 from meanshift.viz.explorer.model import Explorer
 from meanshift.viz.run_reader import Run
-from tests.support.browser import assert_accessible
+from tests.support.browser import assert_accessible, wait_until
 from tests.support.explorer import serving_explorer, write_arrays, write_live_run
 
 pytestmark = pytest.mark.slow
@@ -101,15 +101,6 @@ def label_current(page, known):
         page.keyboard.press("Enter")
     expect(page.locator("#label-status")).to_contain_text(f"{before + 1} label")
     return name
-
-
-def wait_until(page, condition):
-    """Ask from outside: the page's policy allows no script that is given as text."""
-    for _ in range(200):
-        if page.evaluate(condition):
-            return
-        page.wait_for_timeout(50)
-    raise AssertionError(condition)
 
 
 def test_by_keys_alone_to_a_classifier_and_nothing_is_lost_in_a_kill(serve, visit, run, tmp_path):

@@ -1,4 +1,4 @@
-"""What every page must pass in a real browser."""
+"""What tests of pages in a real browser share."""
 
 from axe_playwright_python.sync_playwright import Axe
 
@@ -14,3 +14,12 @@ def assert_accessible(page):
         if found["impact"] in SERIOUS
     ]
     assert serious == [], "\n".join(serious)
+
+
+def wait_until(page, condition):
+    """Ask from outside: the page's policy allows no script that is given as text."""
+    for _ in range(200):
+        if page.evaluate(condition):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(condition)
