@@ -42,6 +42,11 @@ def rows(rounds: int, *, features_file: Path | None = None) -> Iterator[Row]:
     for kind, goal in (("features like a network's", 0.95), ("without any structure", None)):
         train, test = random_features(decaying=goal is not None)
         yield from _knn_row(train, test, kind, goal, rounds)
+        few = [
+            F.normalize(part, dim=1).contiguous()
+            for part in (train[:10_000, :128], test[:2_000, :128])
+        ]
+        yield from _knn_row(few[0], few[1], kind, goal, 3 * rounds)
     yield _kmeans_row(train[:CLUSTERED])
     yield _linear_row(train)
 
@@ -52,8 +57,8 @@ def _knn_row(
     found: dict[str, Tensor] = {}
 
     def search() -> None:
-        plain = neighbors(train, test, K, faiss=False)
-        found["ours"] = torch.cat([indices for indices, _ in plain])
+        chunks = neighbors(train, test, K, exact_similarities=False)  # as `evaluate knn` searches
+        found["ours"] = torch.cat([indices for indices, _ in chunks])
 
     faiss_search = _faiss_search(train, test, found)
     if faiss_search is None:

@@ -27,8 +27,8 @@ CHUNK_BYTES = 32 * 2**20
 """size of the similarities in memory at a time"""
 MONITOR_IMAGES = 10_000
 """training images, and validation images, that the k-NN while training takes at most"""
-FAISS_WORK = 10**10
-"""products of numbers from which a search uses faiss: below, importing it takes longer"""
+FAISS_WORK = 10**9
+"""products of numbers from which a search uses faiss: below, it is not faster"""
 
 
 def evaluate(
@@ -116,7 +116,14 @@ def knn_correct(
     ]
     correct = {name: torch.zeros(len(test), dtype=torch.int64) for name in names}
     start, end = distributed.shard_range(len(test))
-    found = neighbors(train, test[start:end], largest_k, chunk=chunk, device=device)
+    found = neighbors(
+        train,
+        test[start:end],
+        largest_k,
+        chunk=chunk,
+        device=device,
+        exact_similarities=temperature > 0,  # plain votes need the order only
+    )
     truths = test_labels[start:end].split(chunk)
     for (indices, similarities), truth in zip(found, truths, strict=True):
         rows = slice(start, start + len(truth))
@@ -140,14 +147,16 @@ def neighbors(
     *,
     chunk: int = CHUNK,
     device: torch.device | None = None,
+    exact_similarities: bool = True,
     faiss: bool = True,
 ) -> Iterator[tuple[Int[Tensor, "batch k"], Float[Tensor, "batch k"]]]:
     """The training rows with the largest cosine similarity to each query, nearest first.
 
     Yields indices and similarities of each chunk of queries. They do not depend on chunks, threads
-    or faiss; of equally similar rows the lower index comes first. Only `ROWS` training rows are in
-    memory at a time, so they may be a mapped file that is larger than memory. With `faiss` it is
-    used where it is installed and faster.
+    or faiss; of equally similar rows the lower index comes first. Without `exact_similarities` this
+    holds for the indices only. Only `ROWS` training rows are in memory at a time, so they may be a
+    mapped file that is larger than memory. With `faiss` it is used where it is installed and
+    faster.
     """
     device = device or train.device
     work = len(train) * len(test) * train.shape[1]
@@ -162,7 +171,8 @@ def neighbors(
                 rows,
                 min(k, len(rows)),
                 chunk_bytes=CHUNK_BYTES,
-                exact_similarities=True,
+                # similarities to different parts of the rows are compared with each other
+                exact_similarities=exact_similarities or len(train) > ROWS,
                 search=search,
             )
             indices += start

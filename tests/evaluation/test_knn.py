@@ -193,6 +193,8 @@ def test_the_order_is_that_of_float64_also_among_copies(monkeypatch, rows, copie
     order = exact.float().argsort(dim=1, descending=True, stable=True)[:, :20]
     assert torch.equal(indices, order)
     assert torch.equal(similarities, exact.float().gather(1, order))
+    ((indices, _),) = neighbors(train, test, 20, exact_similarities=False)
+    assert torch.equal(indices, order)
 
 
 @pytest.mark.parametrize("temperature", [0.001, 0.07])
