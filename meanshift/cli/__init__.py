@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from meanshift import __version__
 from meanshift.cli import (
+    completion,
     demo,
     doctor,
     embed,
@@ -31,7 +31,7 @@ from meanshift.cli import (
     report,
     reproduce,
 )
-from meanshift.cli.arguments import Parser
+from meanshift.cli.arguments import Parser, ShowVersions
 from meanshift.cli.output import check_single_process, print_error, print_status
 from meanshift.cli.settings import add_settings, is_setting, refuse_unknown_settings
 from meanshift.config import Config
@@ -56,6 +56,7 @@ COMMANDS: dict[str, Any] = {
     "recipes": recipes,
     "methods": methods,
     "pack": pack,
+    "completion": completion,
 }
 
 
@@ -98,25 +99,14 @@ def _run(argv: Sequence[str]) -> int:
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The arguments of a command; only the command that is named gets its flags."""
-    parser = Parser(
-        prog="meanshift", description="Learn from images without labels, by Mean Shift."
-    )
-    parser.add_argument("--version", action="version", version=f"meanshift {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    chosen = parser
-    base: Config | None = None
+    parser, chosen = build_parsers(argv)
     if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
         near = close(argv[0], list(COMMANDS), list(COMMANDS))
         parser.error(f"unknown command {argv[0]}; did you mean {near}?")
-    for name, command in COMMANDS.items():
-        added = commands.add_parser(name, help=command.HELP, description=command.HELP)
-        added.set_defaults(several_processes=False)
-        if argv and argv[0] == name:
-            chosen = added
-            command.add_arguments(added)
-            if hasattr(command, "base_config"):
-                base = command.base_config(argv[1:])
-                add_settings(added, base)
+    base: Config | None = None
+    if chosen is not parser and hasattr(COMMANDS[argv[0]], "base_config"):
+        base = COMMANDS[argv[0]].base_config(argv[1:])
+        add_settings(chosen, base)
     args: argparse.Namespace
     args, unknown = parser.parse_known_args(argv)
     chosen.refuse_options([word for word in unknown if base is None or not is_setting(word)])
@@ -128,6 +118,28 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     if unknown:
         chosen.error(f"unrecognized arguments: {' '.join(unknown)}")
     return args
+
+
+def build_parsers(argv: Sequence[str]) -> tuple[Parser, Parser]:
+    """The parser of the program, and that of the command in `argv` or else the same one.
+
+    The flags that are settings are not there yet: they depend on the other arguments.
+    """
+    parser = Parser(
+        prog="meanshift", description="Learn from images without labels, by Mean Shift."
+    )
+    parser.add_argument(
+        "--version", action=ShowVersions, nargs=0, help="show versions and device, and exit"
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    chosen = parser
+    for name, command in COMMANDS.items():
+        added = commands.add_parser(name, help=command.HELP, description=command.HELP)
+        added.set_defaults(several_processes=False)
+        if argv and argv[0] == name:
+            chosen = added
+            command.add_arguments(added)
+    return parser, chosen
 
 
 def _set_environment() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import platform
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from meanshift import __version__
 from meanshift.cli.output import print_status
 from meanshift.config.parsing import close
 
@@ -49,6 +51,25 @@ class Parser(argparse.ArgumentParser):
             if name.startswith("-"):
                 near = close(_dashed(name), options, [])
                 self.error(f"unknown option {name}" + (f"; did you mean {near}?" if near else ""))
+
+
+class ShowVersions(argparse.Action):
+    """Print the versions of this program and of what it computes with, and the device."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        import torch
+        import torchvision
+
+        from meanshift.runtime.device import pick_device
+
+        device = pick_device("auto")
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "no CUDA device"
+        print(f"meanshift {__version__}")
+        print(f"Python {platform.python_version()}")
+        print(f"torch {torch.__version__}")
+        print(f"torchvision {torchvision.__version__}")
+        print(f"device: {device} ({name})")
+        parser.exit()
 
 
 def _dashed(option: str) -> str:

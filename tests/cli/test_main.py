@@ -1,13 +1,16 @@
 """The surface of the command line: help, exit codes, start-up, and the lists that it prints."""
 
 import os
+import platform
 import re
 import subprocess
 import sys
 
 import pytest
+import torch
+import torchvision
 
-from meanshift import cli
+from meanshift import __version__, cli
 from meanshift.cli import COMMANDS
 from meanshift.cli.output import print_error
 from meanshift.config import METHODS, settings
@@ -37,6 +40,20 @@ def test_the_program_lists_its_commands(call, arguments):
     code, out, _ = call(*arguments)
     assert code == 0
     assert all(re.search(rf"^ +{command}\s", out, re.MULTILINE) for command in COMMANDS)
+
+
+def test_versions_and_device(call):
+    code, out, _ = call("--version")
+    assert code == 0
+    assert out.splitlines() == [
+        f"meanshift {__version__}",
+        f"Python {platform.python_version()}",
+        f"torch {torch.__version__}",
+        f"torchvision {torchvision.__version__}",
+        "device: cpu (no CUDA device)"
+        if not torch.cuda.is_available()
+        else f"device: cuda ({torch.cuda.get_device_name()})",
+    ]
 
 
 @pytest.mark.parametrize("arguments", [[], ["pretrain", "small"], ["reproduce"]])
