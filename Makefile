@@ -5,7 +5,12 @@ BIN := $(VENV)/bin
 # The system's pip installs into the environment, so Debian's python3-venv is not needed.
 PIP := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check install -c constraints.txt
 
-.PHONY: demo test test-slow test-extras campaigns learn bench gpu-check check format screenshots clean
+# make demo TORCH_INDEX=URL takes PyTorch from another index, such as that of its CPU-only wheels.
+TORCH_INDEX ?=
+TORCH := $(if $(TORCH_INDEX),$(PIP) --index-url $(TORCH_INDEX) torch torchvision)
+
+.PHONY: demo test test-slow test-extras test-lowest package campaigns learn bench gpu-check check \
+	format screenshots clean
 
 demo: $(VENV)/.installed
 	$(BIN)/meanshift demo
@@ -20,6 +25,20 @@ test-slow: $(VENV)/.installed-dev $(VENV)/.browser
 # What needs optional libraries: Hugging Face datasets, faiss, lightly, TensorBoard.
 test-extras: $(VENV)/.installed-extras
 	$(BIN)/pytest -n 2 -m extras --timeout 1200
+
+# The lower bounds of pyproject.toml: the oldest version of each direct dependency, in an environment
+# of its own. What depends on the versions of libraries is tested; warnings of old ones are no errors.
+LOWEST := .venv-lowest
+test-lowest: $(LOWEST)/.installed
+	$(LOWEST)/bin/pytest -n 2 -m 'not slow and not campaign' --timeout 1200 -o filterwarnings=default \
+	    tests/cli tests/data tests/evaluation tests/models tests/ops tests/runtime tests/training \
+	    tests/transforms tests/viz tests/test_api.py tests/test_estimator.py
+
+# The wheel and the source distribution, in dist/; then the tests of what they contain and do.
+package: $(VENV)/.installed-dev
+	rm -rf build dist
+	$(BIN)/python -m build
+	$(BIN)/pytest -m 'slow or not slow' --timeout 1200 tests/integration/test_package.py
 
 # Random kills and hammering, for minutes; run them after a change of how runs are saved or stopped.
 campaigns: $(VENV)/.installed-dev
@@ -62,22 +81,34 @@ $(VENV)/.browser: | $(BIN)/python
 $(BIN)/python:
 	$(PYTHON) -m venv --without-pip $(VENV)
 
-SIZE := PyTorch with CUDA is most of it: 2.7 GB to download and 6 GB on disk on Linux
+SIZE := $(if $(TORCH_INDEX),PyTorch comes from $(TORCH_INDEX),PyTorch with CUDA is most of it: 2.7 GB \
+	to download and 6 GB on disk on Linux; docs/install.md has a smaller way)
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing meanshift with report and explorer into $(VENV). $(SIZE)."
+	$(TORCH)
 	$(PIP) -e '.[explore]'
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing meanshift and the tools for its tests into $(VENV). $(SIZE)."
+	$(TORCH)
 	$(PIP) -e '.[dev]'
 	touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-extras: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing meanshift with all optional libraries into $(VENV). $(SIZE)."
+	$(TORCH)
 	$(PIP) -e '.[dev,bench,all]'
 	touch $@ $(VENV)/.installed-dev $(VENV)/.installed
 
+# uv finds the oldest versions; it reads UV_DEFAULT_INDEX, and not the settings of pip.
+$(LOWEST)/.installed: pyproject.toml
+	@echo "Installing the oldest version of each dependency into $(LOWEST), 8 GB on disk."
+	$(PYTHON) -m venv --without-pip --clear $(LOWEST)
+	$(PYTHON) -m pip --python $(LOWEST)/bin/python --disable-pip-version-check install uv
+	$(LOWEST)/bin/uv pip install --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[dev,all]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from meanshift.cli.arguments import Parser
 from meanshift.cli.settings import add_settings
@@ -115,7 +116,7 @@ def _parser(typed: Sequence[str]) -> Parser:
     from meanshift.cli import COMMANDS, build_parsers
 
     _, parser = build_parsers(typed)
-    command = COMMANDS.get(typed[0]) if typed else None
+    command: Any = COMMANDS.get(typed[0]) if typed else None
     if hasattr(command, "base_config"):
         try:
             base = command.base_config(typed[1:])

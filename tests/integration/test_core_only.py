@@ -49,6 +49,7 @@ def test_training_evaluation_embedding_and_export_need_no_extra(tmp_path):
         f"embed {run} {arrays} --out {tmp_path / 'rows.npz'} --device cpu",
         f"export {run} --out {tmp_path / 'weights.safetensors'}",
         "recipes",
+        f"demo --data.source {arrays} --out {tmp_path / 'demo'} {small}",
         f"report {run}",
     ]
     process = subprocess.run(
@@ -58,7 +59,7 @@ def test_training_evaluation_embedding_and_export_need_no_extra(tmp_path):
         check=False,
     )
     assert process.returncode == 0, process.stderr
-    assert process.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 2]", process.stderr
+    assert process.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 0, 2]", process.stderr
     assert "pip install 'meanshift[report]'" in process.stderr
     assert "Traceback" not in process.stderr
     (result,) = (run / "results").glob("knn*.json")
