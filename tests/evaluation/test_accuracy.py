@@ -42,12 +42,12 @@ def test_images_that_both_classify_alike_only_dilute_a_difference():
 def test_intervals_cover_the_truth_in_95_of_100_samples(share, shift):
     random = np.random.default_rng(0)
     covered = {True: 0, False: 0}
+    truth = 100 * _truth(share, shift)
     for _ in range(2000):
         easy = random.random(80)
         one = easy + 0.1 * random.standard_normal(80) < share + shift
         two = easy + 0.1 * random.standard_normal(80) < share
         pair = [accuracy(one), accuracy(two)]
-        truth = 100 * _truth(share, shift)
         for paired in covered:
             a, b = pair if paired else (Accuracy("", each.value, 80) for each in pair)
             found = difference(a, b)

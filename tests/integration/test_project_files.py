@@ -94,3 +94,10 @@ def test_the_image_runs_the_program_as_a_user_who_is_not_root():
 def test_one_version_everywhere():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert {str(citation["version"]), PROJECT["version"]} == {meanshift.__version__}
+
+
+def test_every_dependency_has_a_lower_bound():
+    """`make test-lowest` installs it."""
+    extras = PROJECT["optional-dependencies"].values()
+    for line in [*PROJECT["dependencies"], *(line for extra in extras for line in extra)]:
+        assert line.startswith("meanshift[") or re.fullmatch(r"[\w\[\]-]+>=[\d.]+", line), line
