@@ -16,6 +16,7 @@ from torch import Tensor
 from meanshift.data import dicom, tiff, volumes
 from meanshift.data.convert import mark_alpha, torch_dtype
 from meanshift.data.file_access import DiskTimeout, Stream, open_regular
+from meanshift.data.remote_folder import RemotePath
 from meanshift.data.unreadable import UnreadableSample, refuse_bomb
 
 SUFFIXES = frozenset(
@@ -24,7 +25,7 @@ SUFFIXES = frozenset(
 
 
 def read_image(
-    file: Path | io.BytesIO,
+    file: Path | RemotePath | io.BytesIO,
     *,
     title: str = "",
     formats: tuple[str, ...] | None = None,
@@ -43,7 +44,7 @@ def read_image(
             warnings.filterwarnings("ignore", category=UserWarning)
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             warnings.filterwarnings("ignore", "The image decoding", DeprecationWarning)
-            opened = open_regular(file) if isinstance(file, Path) else file
+            opened = file if isinstance(file, io.BytesIO) else open_regular(file)
             pixels, alpha = _decode(opened, title, formats, page)
     except (UnreadableSample, DiskTimeout):
         raise

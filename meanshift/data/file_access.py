@@ -1,35 +1,31 @@
-"""Bytes of files at any offset, on a disk or at an http address."""
+"""Bytes of files at any offset; disks that may not answer; what the names of files say."""
 
 from __future__ import annotations
 
 import errno
-import http.client
 import io
 import os
 import queue
 import re
 import stat
 import threading
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
-from email.message import Message
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 from urllib.parse import unquote, urlsplit
+
+if TYPE_CHECKING:
+    from meanshift.data.remote_folder import RemotePath
 
 T = TypeVar("T")
 Stream = io.BytesIO | io.BufferedReader
 """an opened file"""
 
-RETRY_DELAYS = (0.5, 1.0, 2.0, 4.0)
-"""seconds before each further try of a request that failed"""
-_TIMEOUT = 30.0
+AT_ONCE = 64 << 20
+"""bytes of a file that are read in one piece"""
 DISK_TIMEOUT = 30.0
 """seconds to wait for a disk before a file is unreadable"""
 _MAX_HUNG = 8  # calls of this process that hang at a time: with more, the disk is gone
-_AT_ONCE = 64 << 20  # bytes of a file that are read in one piece
 _hung = list[threading.Thread]()
 
 
@@ -89,16 +85,19 @@ def with_timeout(call: Callable[[], T], path: os.PathLike[str] | str) -> T:
     return result  # type: ignore[no-any-return]
 
 
-def open_regular(path: Path, *, at_once: int = _AT_ONCE) -> Stream:
+def open_regular(path: Path | RemotePath, *, at_once: int | None = None) -> Stream:
     """A regular file, to be read; a FIFO or a device is refused, not waited for.
 
     A file of up to `at_once` bytes is read in one piece; of others only what is needed.
     """
+    limit = AT_ONCE if at_once is None else at_once
+    if not isinstance(path, Path):
+        return path.stream(at_once=limit)
 
     def read() -> bytes | None:
         size = _regular(path).st_size
         with path.open("rb") as file:
-            return file.read(size) if size <= at_once else None
+            return file.read(size) if size <= limit else None
 
     content = with_timeout(read, path)
     if content is not None:
@@ -114,6 +113,18 @@ def _regular(path: Path) -> os.stat_result:
         kind = kinds.get(stat.filemode(status.st_mode)[0], "a device")
         raise OSError(errno.EINVAL, f"{kind}, not a file", str(path))
     return status
+
+
+@runtime_checkable
+class RandomAccessFile(Protocol):
+    """Bytes of a file at any offset: a `LocalFile` or a `RemoteFile`."""
+
+    address: str
+    size: int
+    version: str
+    """changes with the file"""
+
+    def read_at(self, offset: int, size: int) -> bytes: ...
 
 
 class LocalFile:
@@ -140,68 +151,10 @@ class LocalFile:
         return content
 
 
-class RemoteFile:
-    """Bytes at an http address, by Range requests that are repeated when the network fails."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.size = -1
-        _, headers = self._request(0, 1)
-        self.size = int(headers["Content-Range"].rpartition("/")[2])
-        self.version = f"{self.size} {headers.get('ETag') or headers.get('Last-Modified')}"
-
-    def read_at(self, offset: int, size: int) -> bytes:
-        return self._request(offset, size)[0] if size else b""
-
-    def _request(self, offset: int, size: int) -> tuple[bytes, Message]:
-        """The bytes and the headers of a response; tries again after errors that may pass."""
-        span = {"Range": f"bytes={offset}-{offset + size - 1}", "Accept-Encoding": "identity"}
-        request = urllib.request.Request(self.address, headers=span)
-        reason = ""
-        for delay in (*RETRY_DELAYS, None):
-            try:
-                with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
-                    status = response.status
-                    headers = response.headers
-                    content = response.read(size) if status == 206 else b""
-                if status == 206 and len(content) < size:
-                    raise http.client.IncompleteRead(content, size - len(content))
-            except urllib.error.HTTPError as error:
-                error.close()
-                reason = f"HTTP {error.code} {error.reason}"
-                if error.code < 500 and error.code not in (408, 429):
-                    break
-            except (http.client.HTTPException, OSError) as error:
-                reason = f"{type(error).__name__}: {error}"
-            else:
-                self._refuse_other_bytes(status, headers.get("Content-Range", ""), offset)
-                return content, headers
-            if delay is not None:
-                time.sleep(delay)
-        raise OSError(
-            f"{self.address}: could not be read ({reason}); need a server that answers: check the "
-            f"address and the network, then type the command again"
-        )
-
-    def _refuse_other_bytes(self, status: int, span: str, offset: int) -> None:
-        """Refuse bytes that are not those that were asked for."""
-        found = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", span)
-        if status != 206 or found is None or int(found[1]) != offset:
-            raise OSError(
-                f"{self.address}: its server ignores Range requests (it answered {status}), so "
-                f"single images cannot be read; use another server, or download the file"
-            )
-        if self.size not in (-1, int(found[2])):
-            raise OSError(
-                f"{self.address}: has {found[2]} bytes now and had {self.size} when it was opened; "
-                f"restore it, or start again"
-            )
-
-
 class FileStream(io.RawIOBase):
     """A local or remote file as a Python file object, for tarfile and pyarrow."""
 
-    def __init__(self, file: LocalFile | RemoteFile) -> None:
+    def __init__(self, file: RandomAccessFile) -> None:
         super().__init__()
         self.file = file
         self.position = 0
@@ -224,18 +177,18 @@ class FileStream(io.RawIOBase):
         return size
 
 
-def open_file(address: str) -> LocalFile | RemoteFile:
-    """The file at a path or an http address."""
-    return RemoteFile(address) if is_remote(address) else LocalFile(address)
-
-
 def is_remote(address: str) -> bool:
+    """Whether a path is an address, as s3://bucket/photos."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", address) is not None
+
+
+def is_http(address: str) -> bool:
     return address.startswith(("http://", "https://"))
 
 
 def base_name(address: str) -> str:
     """The last part of a path, or of an address without its query."""
-    path = unquote(urlsplit(address).path) if is_remote(address) else address
+    path = unquote(urlsplit(address).path) if is_http(address) else address
     return path.rpartition("/")[2]
 
 

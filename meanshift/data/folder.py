@@ -18,12 +18,15 @@ from meanshift.data import signals
 from meanshift.data.decode import SUFFIXES, read_image
 from meanshift.data.file_access import DiskTimeout, is_split_name, split_name, with_timeout
 from meanshift.data.labels import is_table, look_up
+from meanshift.data.remote_folder import RemotePath
 from meanshift.data.signals import common_rate, read_signal
 from meanshift.data.source import Source, file_signature
 from meanshift.data.stacks import find_images, hold_volumes
 
 _ENDINGS = tuple(SUFFIXES)
 _SIGNAL_ENDINGS = tuple(signals.SUFFIXES)
+AnyPath = Path | RemotePath
+"""a file or a folder, on a disk or at an address"""
 TABLES = ("labels.csv", "groups.csv")
 """files that are no images and belong to a folder"""
 
@@ -39,7 +42,10 @@ class FolderSource(Source):
     labels: Tensor | None
 
     def __init__(
-        self, root: Path, table: Mapping[str, str] | None = None, prefixes: Sequence[str] = ()
+        self,
+        root: AnyPath,
+        table: Mapping[str, str] | None = None,
+        prefixes: Sequence[str] = (),
     ) -> None:
         self.root = root
         self.prefixes = prefixes
@@ -103,10 +109,16 @@ class FolderSource(Source):
         return file if page < 0 else f"{file}#{page}"
 
     def content_fingerprint(self) -> str:
-        content = self.fingerprint() + file_signature(
-            [self.root / file for file in dict.fromkeys(self.files)]
-        )
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
+        files = list(dict.fromkeys(self.files))
+        if isinstance(self.root, RemotePath):
+            signature = self.root.signature(files)
+        else:
+            signature = file_signature([self.root / file for file in files])
+        return hashlib.sha256((self.fingerprint() + signature).encode()).hexdigest()[:16]
+
+    def prefetch(self, indices: Sequence[int]) -> None:
+        if isinstance(self.root, RemotePath):
+            self.root.prefetch([self.files[index] for index in indices])
 
     def read(self, index: int) -> Shaped[Tensor, "channels *size"]:
         file = self.root / self.files[index]
@@ -115,7 +127,7 @@ class FolderSource(Source):
         return read_image(file, page=max(0, self.pages[index]))
 
 
-def splits(root: Path) -> dict[str, Path]:
+def splits(root: AnyPath) -> dict[str, AnyPath]:
     """The folders of the splits: `train` with `val` or `test` inside, or else the folder itself.
 
     Other spellings (Training, Valid) count too, and a single folder may hold them, as archives do.
@@ -130,26 +142,19 @@ def splits(root: Path) -> dict[str, Path]:
             )
         return inside
     only = root / beside[0] if len(beside) == 1 and not inside else root
-    if only != root and only.is_dir() and not only.is_symlink():  # a link may lead back
+    is_link = isinstance(only, Path) and only.is_symlink()  # it may lead back
+    if only != root and only.is_dir() and not is_link:
         deeper = splits(only)
         if len(deeper) > 1:
             return deeper
     return {"train": root}
 
 
-def _split_folders(root: Path) -> tuple[dict[str, Path], list[str]]:
+def _split_folders(root: AnyPath) -> tuple[dict[str, AnyPath], list[str]]:
     """The folders that are named as splits, and the names of other folders and images, sorted."""
-    folders = list[str]()
-    images = list[str]()
-    with os.scandir(root) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                folders.append(entry.name)
-            elif _is_image(entry.name):
-                images.append(entry.name)
-    inside: dict[str, Path] = {}
+    folders, files = root.entries() if isinstance(root, RemotePath) else _entries(root)
+    images = filter(_is_image, files)
+    inside: dict[str, AnyPath] = {}
     for split in ("train", "val", "test"):
         named = [name for name in folders if is_split_name(name) and split_name(name) == split]
         if named:
@@ -158,7 +163,18 @@ def _split_folders(root: Path) -> tuple[dict[str, Path], list[str]]:
     return inside, sorted({*folders, *images} - used)
 
 
-def find_table(column: str, root: Path, train: Path) -> Path | None:
+def _entries(root: Path) -> tuple[list[str], list[str]]:
+    """The names of the folders, also linked ones, and of the files in a folder."""
+    folders = list[str]()
+    files = list[str]()
+    with os.scandir(root) as entries:
+        for entry in entries:
+            if not entry.name.startswith("."):
+                (folders if entry.is_dir() else files).append(entry.name)
+    return folders, files
+
+
+def find_table(column: str, root: AnyPath, train: AnyPath) -> AnyPath | None:
     """The `labels.csv` or `groups.csv` at the top of a folder, or beside its splits."""
     for top in dict.fromkeys((root, root if train == root else train.parent)):
         path = top / f"{column}s.csv"
@@ -167,15 +183,14 @@ def find_table(column: str, root: Path, train: Path) -> Path | None:
     return None
 
 
-def _find_files(root: Path, endings: tuple[str, ...]) -> tuple[list[Path], list[str]]:
+def _find_files(root: AnyPath, endings: tuple[str, ...]) -> tuple[list[Path], list[str]]:
     """The files below a folder that end so, sorted, as paths inside it; and the names of others."""
     images = list[Path]()
     others = list[str]()
-    seen = set[tuple[int, int]]()
+    seen = set[tuple[int, int] | str]()
     repeated = list[Path]()
     unreadable = list[OSError]()
-    for folder, identity, files in _walk(root, unreadable):
-        inside = folder.relative_to(root)  # once per folder: slow for 100,000 files
+    for inside, identity, files in _folders(root, unreadable):
         fitting = [name for name in files if name.lower().endswith(endings)]
         found = [inside / name for name in fitting]
         others += sorted({*files} - {*fitting, *TABLES})
@@ -195,6 +210,18 @@ def _find_files(root: Path, endings: tuple[str, ...]) -> tuple[list[Path], list[
             stacklevel=5,
         )
     return sorted(images), others
+
+
+def _folders(
+    root: AnyPath, unreadable: list[OSError]
+) -> Iterator[tuple[Path, tuple[int, int] | str, list[str]]]:
+    """Every folder below a root: its path inside, its identity, and the names of its files."""
+    if isinstance(root, RemotePath):
+        for remote_folder, files in root.walk():
+            yield Path(remote_folder.relative_to(root)), str(remote_folder), files
+        return
+    for folder, identity, files in _walk(root, unreadable):
+        yield folder.relative_to(root), identity, files  # once per folder: slow for each file
 
 
 def _walk(

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from meanshift.config.schema import check_group
 from meanshift.data.file_access import split_name
-from meanshift.data.folder import FolderSource, find_table
+from meanshift.data.folder import AnyPath, FolderSource, find_table
 from meanshift.data.labels import look_up, read_table
+from meanshift.data.remote_folder import RemotePath
 from meanshift.data.source import Source
 from meanshift.runtime import rng
 from meanshift.runtime.errors import Note
@@ -104,12 +105,15 @@ def draw_groups(
     return torch.tensor([group in drawn for group in of_image], dtype=torch.bool)
 
 
-def _names(spec: str, splits: Mapping[str, Source], rule: str) -> dict[str, list[str]]:
+def _names(
+    spec: str, splits: Mapping[str, Source], rule: str, table_path: AnyPath | None = None
+) -> dict[str, list[str]]:
     """The name of each image's group by a rule, empty for none; an error if none has any."""
     kind, _, value = rule.partition(":")
     table: dict[str, str] = {}
     if kind not in ("folder", "re"):
-        table = read_table(_find_table(spec, rule), "group")
+        table_path = table_path or _find_table(_root(spec, splits), rule)
+        table = read_table(table_path, "group")
 
     def name_of(title: str, prefixes: Iterable[str]) -> str:
         if kind == "folder":
@@ -135,13 +139,21 @@ def _names(spec: str, splits: Mapping[str, Source], rule: str) -> dict[str, list
     return names
 
 
-def _find_table(spec: str, rule: str) -> Path:
+def _root(spec: str, splits: Mapping[str, Source]) -> AnyPath:
+    """The path of a source, or its address where its folder is at one."""
+    train = splits["train"]
+    if isinstance(train, FolderSource) and isinstance(train.root, RemotePath):
+        return train.root.top
+    return Path(spec).expanduser()
+
+
+def _find_table(root: AnyPath, rule: str) -> AnyPath:
     """The CSV of groups: a path, or else one inside the source, which moves with it."""
     path = Path(rule).expanduser()
-    inside = Path(spec).expanduser() / path
+    inside = root / path
     if not path.is_file() and not inside.is_file():
         raise ValueError(
-            f"data.group: {rule} is no file, neither here nor in {spec}; need a CSV with the "
+            f"data.group: {rule} is no file, neither here nor in {root}; need a CSV with the "
             f"columns file,group"
         )
     return path if path.is_file() else inside
@@ -162,7 +174,7 @@ def _match(pattern: re.Pattern[str], title: str) -> str:
 
 def _given_names(spec: str, splits: Mapping[str, Source]) -> dict[str, list[str]]:
     """The groups that a source brings: its own, those of an .npz, or those of groups.csv."""
-    path = Path(spec).expanduser()
+    path = _root(spec, splits)
     given = {
         split: list(map(str, source.groups.tolist()))
         for split, source in splits.items()
@@ -170,11 +182,11 @@ def _given_names(spec: str, splits: Mapping[str, Source]) -> dict[str, list[str]
     }
     if given:
         return given
-    if path.suffix == ".npz" and path.is_file():
+    if isinstance(path, Path) and path.suffix == ".npz" and path.is_file():
         return _array_names(path, splits)
     train = splits["train"]
     table = find_table("group", path, train.root) if isinstance(train, FolderSource) else None
-    return _names(spec, splits, str(table)) if table else _stacks(splits)
+    return _names(spec, splits, str(table), table) if table else _stacks(splits)
 
 
 def _stacks(splits: Mapping[str, Source]) -> dict[str, list[str]]:

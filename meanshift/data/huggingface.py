@@ -18,7 +18,8 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from meanshift.data.decode import read_image
-from meanshift.data.file_access import FileStream, LocalFile, RemoteFile, base_name, split_name
+from meanshift.data.file_access import FileStream, RandomAccessFile, base_name, split_name
+from meanshift.data.remote import find_remote
 from meanshift.data.source import Source, block_order, file_signature
 from meanshift.data.unreadable import UnreadableSample
 from meanshift.runtime.extras import require
@@ -85,7 +86,7 @@ class StreamedSource(Source):
     A process keeps as many row groups as `order` mixes at a time, and no open file.
     """
 
-    def __init__(self, files: Sequence[LocalFile | RemoteFile], *, name: str) -> None:
+    def __init__(self, files: Sequence[RandomAccessFile], *, name: str) -> None:
         self.name = name
         self.files = list(files)
         self.footers = list[Any]()
@@ -211,50 +212,16 @@ class StreamedSource(Source):
         return {**vars(self), "_cache": {}}
 
 
-class HubFile(RemoteFile):
-    """A file of a dataset on the Hub, through the file system of `huggingface_hub`."""
-
-    def __init__(self, address: str) -> None:
-        info = file_system().info(address)
-        self.address = address
-        self.size = int(info["size"])
-        self.version = f"{self.size} {info.get('blob_id')}"
-
-    def read_at(self, offset: int, size: int) -> bytes:
-        try:
-            content: bytes = file_system().cat_file(self.address, start=offset, end=offset + size)
-        except Exception as error:  # of the library, of its HTTP client, of the system
-            raise OSError(
-                f"hf://{self.address}: could not be read ({type(error).__name__}: {error}); check "
-                f"the network, then type the command again"
-            ) from None
-        return content
-
-
-def file_system() -> Any:
-    """The Hub's file system, of which fsspec keeps one per process."""
-    require("huggingface_hub", extra="huggingface", what="datasets of the Hugging Face Hub")
-    from huggingface_hub import HfFileSystem
-
-    return HfFileSystem()
-
-
 def hub_files(name: str, config: str, spec: str) -> list[str]:
     """The Parquet files of a dataset on the Hub, or of the branch where the Hub converts others."""
+    top = f"hf://datasets/{name}"
     files = list[str]()
-    system = file_system()
-    for root in (f"datasets/{name}", f"datasets/{name}@refs/convert/parquet"):
-        try:
-            files = files or sorted(system.glob(f"{root}/**/*.parquet"))
-        except Exception as error:  # of the library, of its HTTP client, of the system
-            raise OSError(
-                f"{spec}: the Hub could not be asked ({type(error).__name__}: {error}); check the "
-                f"name and the network, then type the command again"
-            ) from None
+    for root in (top, f"{top}@refs/convert/parquet"):
+        files = files or find_remote(f"{root}/**/*.parquet")
     configs = dict[str, list[str]]()
     for file in files:
         path = unquote(file).replace("@refs/convert/parquet", "")
-        folders = path.removeprefix(f"datasets/{name}/").split("/")[:-1]
+        folders = path.removeprefix(f"{top}/").split("/")[:-1]
         folders = [folder for folder in folders if folder != "data"]
         own_config = folders[0] if folders and not split_name(folders[0]) else ""
         configs.setdefault(own_config, []).append(file)
@@ -268,15 +235,13 @@ def hub_files(name: str, config: str, spec: str) -> list[str]:
     return configs[chosen]
 
 
-def _open_parquet(file: LocalFile | RemoteFile, *, footer: Any = None) -> Any:
+def _open_parquet(file: RandomAccessFile, *, footer: Any = None) -> Any:
     import pyarrow.parquet as pq
 
     return _call_arrow(file, pq.ParquetFile, FileStream(file), metadata=footer, pre_buffer=False)
 
 
-def _call_arrow(
-    file: LocalFile | RemoteFile, read: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
+def _call_arrow(file: RandomAccessFile, read: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call pyarrow; its many errors become one that names the file."""
     import pyarrow as pa
 

@@ -8,8 +8,10 @@ import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from meanshift.data.remote_folder import RemotePath
 
-def is_table(path: Path, column: str = "label") -> bool:
+
+def is_table(path: Path | RemotePath, column: str = "label") -> bool:
     """Whether a file named labels.csv has our header; warn if not, as it may be for another use."""
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         header = file.readline().strip()
@@ -20,7 +22,7 @@ def is_table(path: Path, column: str = "label") -> bool:
     return False
 
 
-def read_table(path: Path, column: str = "label") -> dict[str, str]:
+def read_table(path: Path | RemotePath, column: str = "label") -> dict[str, str]:
     """The label of each file by its path inside the folder; one per file, empty is unknown."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:

@@ -200,6 +200,7 @@ class _BatchDataset(Dataset[Batch]):
         else:
             spec = self.source.sample_spec
             nothing = blank(spec, {"image": [8, 8], "signal": [8], "vector": []}[spec.kind])
+            self.source.prefetch(indices)
             samples = [
                 read_or_replace(self.source.sample, index, self._replacements(index), blank=nothing)
                 for index in indices

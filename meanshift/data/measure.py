@@ -107,7 +107,9 @@ def _of_unreadable(source: Source, settings: Data) -> SampleSpec:
 
 def _read_some(source: Source, count: int) -> Iterator[Tensor]:
     """The readable ones of some samples, chosen by the number of samples alone."""
-    for index in rng.choice(0, len(source), count, rng.SAMPLE).tolist():
+    indices = rng.choice(0, len(source), count, rng.SAMPLE).tolist()
+    source.prefetch(indices)
+    for index in indices:
         try:
             yield source.read(index)
         except UnreadableSample:

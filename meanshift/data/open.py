@@ -7,7 +7,7 @@ import itertools
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,18 @@ from meanshift.data import (
 )
 from meanshift.data.file_access import (
     LocalFile,
-    RemoteFile,
     base_name,
+    is_http,
     is_remote,
     is_split_name,
     split_name,
 )
-from meanshift.data.folder import FolderSource
+from meanshift.data.folder import AnyPath, FolderSource
 from meanshift.data.groups import assign_groups
 from meanshift.data.in_memory import IN_MEMORY
 from meanshift.data.labels import read_table
+from meanshift.data.remote import find_remote, open_remote
+from meanshift.data.remote_folder import list_remote
 from meanshift.data.source import Source
 from meanshift.runtime.errors import Note
 from meanshift.runtime.extras import require
@@ -78,10 +80,12 @@ def _open(spec: SourceSpec, labels: Path | None) -> Mapping[str, Source]:
             "no images are named; type --data SOURCE: a folder of images, an .npz file, a named "
             "dataset such as cifar10, or sample for the shipped images"
         )
+    if is_remote(spec):
+        return _open_remote(spec, labels)
     path = Path(spec).expanduser()
     from_hub = spec.startswith(("hf:", "hf+stream:"))
     if file_access.with_timeout(path.is_dir, path) and spec != "sample" and not from_hub:
-        splits = packed.read_packed(path) or _open_shards(spec)
+        splits = packed.read_packed(path) or _open_shard_folder(path, spec)
         if splits is None:
             return _open_folder(path, labels)
         if labels is None:
@@ -104,16 +108,30 @@ def _open(spec: SourceSpec, labels: Path | None) -> Mapping[str, Source]:
     raise ValueError(
         f"{spec}: {found}; need a folder of images or signals, an .npz or .npy file, vectors in a "
         f".parquet file, tar shards (a folder, photos-*.tar, "
-        f"https://host/photos-{{000..012}}.tar), a Hugging Face dataset (hf:NAME, "
+        f"https://host/photos-{{000..012}}.tar), a folder at an address (s3://bucket/photos), a "
+        f"Hugging Face dataset (hf:NAME, "
         f"hf:PATH, hf+stream:NAME, hf+stream:FILES.parquet), `sample`, or one of "
         f"{', '.join(torchvision_datasets.NAMES)}"
     )
 
 
-def _open_folder(root: Path, labels: Path | None) -> dict[str, Source]:
+def _open_remote(spec: str, labels: Path | None) -> dict[str, Source]:
+    """The splits of shards or of a folder at an address."""
+    splits = _open_shards(spec)
+    if splits is None:
+        root = list_remote(spec)
+        splits = _open_shard_folder(root, spec)
+        if splits is None:
+            return _open_folder(root, labels)
+    if labels is not None:
+        raise ValueError(f"{labels}: a CSV of labels is for folders of images, not for {spec}")
+    return splits
+
+
+def _open_folder(root: AnyPath, labels: Path | None) -> dict[str, Source]:
     """The splits of a folder of images, labeled by its subfolders or by a CSV."""
     parts = folder.splits(root)
-    table_path = labels or folder.find_table("label", root, parts["train"])
+    table_path: AnyPath | None = labels or folder.find_table("label", root, parts["train"])
     table = None if table_path is None else read_table(table_path)
     sources = {
         name: FolderSource(part, table, _prefixes(root, name, part)) for name, part in parts.items()
@@ -135,11 +153,12 @@ def _open_folder(root: Path, labels: Path | None) -> dict[str, Source]:
     return {**sources}
 
 
-def _prefixes(root: Path, split: str, part: Path) -> list[str]:
+def _prefixes(root: AnyPath, split: str, part: AnyPath) -> list[str]:
     """What a CSV may write in front of the files of a split: the path, or the split's name."""
     if part == root:
         return []
-    return [f"{name}/" for name in (part.relative_to(root).as_posix(), part.name, split)]
+    inside = part.relative_to(root)  # type: ignore[arg-type]  # both are of one kind
+    return [f"{name}/" for name in (inside.as_posix(), part.name, split)]
 
 
 def _label_single_classes(sources: Mapping[str, FolderSource]) -> None:
@@ -151,7 +170,7 @@ def _label_single_classes(sources: Mapping[str, FolderSource]) -> None:
 
 
 def _refuse_ambiguous(
-    table_path: Path, table: Mapping[str, str], sources: Mapping[str, FolderSource]
+    table_path: AnyPath, table: Mapping[str, str], sources: Mapping[str, FolderSource]
 ) -> None:
     """Refuse a table that names a file of several splits without saying which split it means."""
     without_split = Counter(
@@ -169,7 +188,10 @@ def _refuse_ambiguous(
 
 
 def _check_coverage(
-    table_path: Path, table: Mapping[str, str], sources: Mapping[str, FolderSource], root: Path
+    table_path: AnyPath,
+    table: Mapping[str, str],
+    sources: Mapping[str, FolderSource],
+    root: AnyPath,
 ) -> None:
     """Refuse a table that labels no image of the folder; warn of one that labels only some."""
     images = sum(map(len, sources.values()))
@@ -192,14 +214,18 @@ def _check_coverage(
 
 
 def _open_shards(spec: str) -> dict[str, Source] | None:
-    """The splits of a folder, file, pattern or address of shards; None where it is none of them."""
-    root = Path(spec).expanduser()
-    if not is_remote(spec) and root.is_dir():
-        splits = _by_split(shards.shards_in_folder(root), spec, below=root)
-    elif base_name(spec).endswith((".tar", *shards.COMPRESSED)):
-        splits = _by_split(_matching(spec), spec)
-    else:
+    """The splits of a file, pattern or address of shards; None where it is none of them."""
+    if not base_name(spec).endswith((".tar", *shards.COMPRESSED)):
         return None
+    return _shard_splits(_by_split(_matching(spec), spec), spec)
+
+
+def _open_shard_folder(root: AnyPath, spec: str) -> dict[str, Source] | None:
+    """The splits of a folder of shards; None where it is none."""
+    return _shard_splits(_by_split(shards.shards_in_folder(root), spec, below=str(root)), spec)
+
+
+def _shard_splits(splits: Mapping[str, Sequence[str]], spec: str) -> dict[str, Source] | None:
     return {split: shards.ShardSource(files, name=spec) for split, files in splits.items()} or None
 
 
@@ -249,16 +275,17 @@ def _load_dataset(spec: str) -> Any:
 def _open_streamed(spec: str) -> dict[str, Source]:
     """The splits of Parquet files on a disk, at an address or on the Hub, read by row group."""
     rest = spec.partition(":")[2]
-    open_one: Callable[[str], LocalFile | RemoteFile] = file_access.open_file
     splits = _parquet_files(spec)
     if not splits:
         if is_remote(rest) or rest.endswith(".parquet") or Path(rest).expanduser().exists():
             raise ValueError(f"{spec}: no Parquet file there; need files that end in .parquet")
         name, _, config = rest.partition(":")
-        splits = _by_split(huggingface.hub_files(name, config, spec), spec, below=Path())
-        open_one = huggingface.HubFile
+        files = huggingface.hub_files(name, config, spec)
+        splits = _by_split(files, spec, below=f"hf://datasets/{name}")
     return {
-        split: huggingface.StreamedSource([open_one(file) for file in files], name=spec)
+        split: huggingface.StreamedSource(
+            open_remote(files) if is_remote(files[0]) else list(map(LocalFile, files)), name=spec
+        )
         for split, files in splits.items()
     }
 
@@ -266,19 +293,23 @@ def _open_streamed(spec: str) -> dict[str, Source]:
 def _parquet_files(spec: str) -> dict[str, list[str]]:
     """Parquet files by split, of a path, a pattern or an address; empty where there are none."""
     rest = spec.partition(":")[2]
-    root = Path(rest).expanduser()
-    if not is_remote(rest) and root.is_dir():
-        files = sorted(str(file) for file in root.rglob("*.parquet"))
-        return _by_split(files, spec, below=root)
-    if base_name(rest).endswith(".parquet"):
+    if base_name(rest).endswith(".parquet") and not Path(rest).expanduser().is_dir():
         return _by_split(_matching(rest), spec)
-    return {}
+    if is_remote(rest):
+        remote_root = list_remote(rest)
+        walked = ((folder, name) for folder, names in remote_root.walk() for name in names)
+        files = [str(folder / name) for folder, name in walked if name.endswith(".parquet")]
+        return _by_split(sorted(files), spec, below=str(remote_root))
+    root = Path(rest).expanduser()
+    files = sorted(str(file) for file in root.rglob("*.parquet")) if root.is_dir() else []
+    return _by_split(files, spec, below=str(root))
 
 
 def _matching(pattern: str) -> list[str]:
     """The files that a path, an address, or a pattern of either means; empty where none exists.
 
-    `{000..012}` and `{a,b}` mean what they mean to a shell; `*` and the like find files on a disk.
+    `{000..012}` and `{a,b}` mean what they mean to a shell; `*` and the like find files, at an
+    address only where its server lists them.
     """
     path = pattern if is_remote(pattern) else str(Path(pattern).expanduser())
     if Path(path).is_file():
@@ -286,13 +317,27 @@ def _matching(pattern: str) -> list[str]:
     expanded = _expand_braces(path, pattern)
     found = list[str]()
     for file in expanded:
-        if is_remote(file) or Path(file).is_file():
+        if is_remote(file):
+            found += _matching_remote(file, pattern)
+        elif Path(file).is_file():
             found.append(file)
         elif glob.has_magic(file):
             found += glob.glob(file)  # noqa: PTH207
         elif expanded != [path]:
             raise ValueError(f"{pattern}: {file} is missing; restore it, or change the pattern")
     return sorted(found)
+
+
+def _matching_remote(address: str, pattern: str) -> list[str]:
+    if not re.search(r"[*\[]" if is_http(address) else r"[*?\[]", address):  # http: `?` is a query
+        return [address]
+    found = find_remote(address)
+    if not found:
+        raise ValueError(
+            f"{pattern}: no file matches, or its server lists no files; check the pattern, or "
+            f"name the files as photos-{{000..012}}.tar"
+        )
+    return found
 
 
 def _expand_braces(path: str, pattern: str) -> list[str]:
@@ -313,13 +358,11 @@ def _expand_braces(path: str, pattern: str) -> list[str]:
     return ["".join(parts) for parts in itertools.product(*pieces, [path[start:]])]
 
 
-def _by_split(
-    files: Sequence[str], spec: str, *, below: Path | None = None
-) -> dict[str, list[str]]:
+def _by_split(files: Sequence[str], spec: str, *, below: str | None = None) -> dict[str, list[str]]:
     """Files by the split that begins their name, or the name of one of their folders `below`."""
     names = dict[str, str]()
     for file in files:
-        folders = () if below is None else Path(file).relative_to(below).parts[:-1]
+        folders = [] if below is None else file.removeprefix(below).split("/")[:-1]
         parts = (base_name(file), *reversed(folders))
         name = next(filter(split_name, parts), "")
         stem = re.split(r"[-_.]?\d|\.", name)[0]  # train-00000-of-00002.parquet: train

@@ -315,7 +315,9 @@ class _ResizedBatches(Dataset[tuple[Tensor, list[Row]]]):
     def __getitem__(self, batch: int) -> tuple[Tensor, list[Row]]:
         rows = list[Row]()
         parts = [torch.empty(0, dtype=torch.uint8)]
-        for index in self.batches[batch].tolist():
+        indices = self.batches[batch].tolist()
+        self.source.prefetch(indices)
+        for index in indices:
             try:
                 image = self.source.sample(index)
             except UnreadableSample as error:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from meanshift.data.convert import torch_dtype
 from meanshift.data.file_access import DiskTimeout, Stream, open_regular
+from meanshift.data.remote_folder import RemotePath
 from meanshift.data.unreadable import UnreadableSample
 from meanshift.runtime.extras import require
 
@@ -28,7 +29,7 @@ _UNKNOWN_LENGTH = 0x7F00_0000  # bytes: programs that write to a pipe state more
 _LOOKED_AT = 32  # files whose sampling rate is read
 
 
-def read_signal(file: Path, *, rate: int = 0) -> Float[Tensor, "channels time"]:
+def read_signal(file: Path | RemotePath, *, rate: int = 0) -> Float[Tensor, "channels time"]:
     """Read a signal; sound has values in -1 to 1, arrays are as they are.
 
     Sound of another sampling rate than `rate` counts as unreadable; arrays have none.
@@ -47,7 +48,7 @@ def read_signal(file: Path, *, rate: int = 0) -> Float[Tensor, "channels time"]:
     return torch.from_numpy(torch_dtype(values)).float()
 
 
-def common_rate(files: Sequence[Path]) -> int:
+def common_rate(files: Sequence[Path | RemotePath]) -> int:
     """The most common sampling rate of the first files, in Hz; 0 where none has one."""
     rates = Counter[int]()
     for file in files[:_LOOKED_AT]:
@@ -57,7 +58,7 @@ def common_rate(files: Sequence[Path]) -> int:
     return rates.most_common(1)[0][0] if rates else 0
 
 
-def _read(file: Path) -> tuple[np.ndarray, int]:
+def _read(file: Path | RemotePath) -> tuple[np.ndarray, int]:
     """The values of a file, and its sampling rate; 0 for an array."""
     try:
         opened = open_regular(file)
@@ -72,7 +73,7 @@ def _read(file: Path) -> tuple[np.ndarray, int]:
         raise UnreadableSample(str(file), f"{type(error).__name__}: {error}") from None
 
 
-def _read_sound(file: Path, opened: Stream) -> tuple[np.ndarray, int]:
+def _read_sound(file: Path | RemotePath, opened: Stream) -> tuple[np.ndarray, int]:
     if file.suffix.lower() == ".wav":
         try:
             return _read_wav(opened)

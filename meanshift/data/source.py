@@ -56,6 +56,9 @@ class Source(ABC):
     def read(self, index: int) -> Shaped[Tensor, "channels *size"]:
         """Read one sample as it is stored, whatever its type; raises `UnreadableSample`."""
 
+    def prefetch(self, indices: Sequence[int]) -> None:  # noqa: B027
+        """Request the bytes of samples together that are read next, where they are far away."""
+
     def sample(self, index: int) -> Shaped[Tensor, "channels *size"]:
         """Read one sample as `sample_spec` says: bytes, or floats in [0, 1]."""
         stored = self.read(index)
@@ -190,6 +193,9 @@ class Subset(Source):
 
     def read(self, index: int) -> Shaped[Tensor, "channels *size"]:
         return self.source.read(int(self.indices[index]))
+
+    def prefetch(self, indices: Sequence[int]) -> None:
+        self.source.prefetch(self.indices[list(indices)].tolist())
 
     @property
     def sample_spec(self) -> SampleSpec:

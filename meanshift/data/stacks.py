@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from meanshift.data import dicom, tiff, volumes
 from meanshift.data.file_access import DiskTimeout, open_regular
+from meanshift.data.remote_folder import RemotePath
 from meanshift.runtime.errors import Note
 
 _HEADER = 1 << 16  # bytes of a file that may be read for its header
@@ -24,7 +25,7 @@ class StackedImage(NamedTuple):
     """the stack or the patient that it belongs to; empty for none"""
 
 
-def find_images(root: Path, files: Sequence[Path]) -> list[StackedImage]:
+def find_images(root: Path | RemotePath, files: Sequence[Path]) -> list[StackedImage]:
     """The images of the files below a folder, in order; DICOM files without pixels have none."""
     images = list[StackedImage]()
     empty = list[Path]()
@@ -51,7 +52,7 @@ def find_images(root: Path, files: Sequence[Path]) -> list[StackedImage]:
     return images
 
 
-def hold_volumes(root: Path, files: Sequence[Path]) -> bool:
+def hold_volumes(root: Path | RemotePath, files: Sequence[Path]) -> bool:
     """Whether the first file that is an array has three axes, and so is no signal."""
     for file in files:
         if file.suffix.lower() in volumes.SUFFIXES:
@@ -64,7 +65,7 @@ def hold_volumes(root: Path, files: Sequence[Path]) -> bool:
     return False
 
 
-def _look_into(root: Path, file: Path) -> tuple[Sequence[int], str]:
+def _look_into(root: Path | RemotePath, file: Path) -> tuple[Sequence[int], str]:
     """The pages of a file, and the patient; reading the file says why it cannot be read."""
     suffix = file.suffix.lower()
     try:

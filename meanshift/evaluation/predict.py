@@ -162,6 +162,13 @@ def predict(
     return predictions
 
 
+def _file(split: Source, index: int) -> Path | None:
+    """The file of an image; none where it is no file on a disk."""
+    if isinstance(split, FolderSource) and isinstance(split.root, Path):
+        return split.root / split.files[index]
+    return None
+
+
 def _describe(
     classifier: Classifier,
     split: Source,
@@ -175,7 +182,7 @@ def _describe(
             file=prefix + split.title(index),
             label=classifier.classes[label],
             confidence=confidence,
-            path=split.root / split.files[index] if isinstance(split, FolderSource) else None,
+            path=_file(split, index),
         )
         for index, (label, confidence) in enumerate(
             zip(labels.tolist(), confidences.tolist(), strict=True)

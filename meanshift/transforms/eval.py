@@ -60,6 +60,7 @@ def eval_transform(
         fit = _as_it_is
     elif source.uniform:
         return fit(source.sample_batch(indices).permute(0, 3, 1, 2))
+    source.prefetch(indices.tolist())
     return torch.stack([fit(_read(source, i, image_size, bad)) for i in indices.tolist()])
 
 

@@ -190,5 +190,5 @@ def test_a_disk_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):
 def test_a_large_file_is_read_in_parts(tmp_path, monkeypatch, suffix):
     options = {"compression": "tiff_lzw"} if suffix == "tiff" else {}
     pixels = saved(tmp_path / f"a.{suffix}", Image.fromarray(PIXELS), **options)
-    monkeypatch.setattr(file_access, "_AT_ONCE", 10)
+    monkeypatch.setattr(file_access, "AT_ONCE", 10)
     assert np.array_equal(read_image(tmp_path / f"a.{suffix}").permute(1, 2, 0).numpy(), pixels)

@@ -4,17 +4,19 @@ import json
 import pickle
 import sys
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from fsspec import AbstractFileSystem
 
 from meanshift.config.recipes import recipe
 from meanshift.data import (
     evaluation_splits,
-    file_access,
     huggingface,
     open_source,
+    remote,
     train_and_validation,
 )
 from meanshift.data.folder import FolderSource
@@ -40,7 +42,7 @@ CLASSES = ["a", "b"]
 
 @pytest.fixture(autouse=True)
 def _no_delays(monkeypatch):
-    monkeypatch.setattr(file_access, "RETRY_DELAYS", (0.0, 0.0))
+    monkeypatch.setattr(remote, "RETRY_DELAYS", (0.0, 0.0))
 
 
 @pytest.fixture
@@ -333,32 +335,31 @@ def test_remote_files_in_workers(parquet):
     assert_same(remote, local)
 
 
-class FakeHub:
-    """Replaces the file system of the Hub: its files are below a folder."""
-
-    def __init__(self, root):
-        self.root = root
-        self.down = False
-
-    def glob(self, pattern):
-        top = self.root / pattern.removesuffix("/**/*.parquet")
-        found = top.rglob("*.parquet") if top.is_dir() else []
-        return [file.relative_to(self.root).as_posix() for file in found]
-
-    def info(self, path):
-        return {"size": (self.root / path).stat().st_size, "blob_id": "b10b"}
-
-    def cat_file(self, path, start, end):
-        if self.down:
-            raise RuntimeError("no route")
-        return (self.root / path).read_bytes()[start:end]
-
-
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    system = FakeHub(tmp_path / "hub")
-    monkeypatch.setattr(huggingface, "file_system", lambda: system)
-    return system
+    """Replaces the file system of the Hub: its files are below a folder."""
+
+    class FakeHub(AbstractFileSystem):
+        protocol = "hf"
+        root = tmp_path / "hub"
+        down = False
+
+        def glob(self, pattern):
+            top = self.root / self._strip_protocol(pattern).removesuffix("/**/*.parquet")
+            found = top.rglob("*.parquet") if top.is_dir() else []
+            return [file.relative_to(self.root).as_posix() for file in found]
+
+        def info(self, path):
+            size = (self.root / self._strip_protocol(path)).stat().st_size
+            return {"size": size, "blob_id": "b10b"}
+
+        def cat_file(self, path, start, end):
+            if self.down:
+                raise RuntimeError("no route")
+            return (self.root / self._strip_protocol(path)).read_bytes()[start:end]
+
+    monkeypatch.setitem(fsspec.registry._registry, "hf", FakeHub)
+    return FakeHub
 
 
 @pytest.mark.parametrize(
