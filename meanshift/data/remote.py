@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from meanshift.data.file_access import DiskTimeout, is_http
 
+K = TypeVar("K")
 T = TypeVar("T")
 CONCURRENT = 32
 """requests that a process makes at a time"""
@@ -143,6 +144,13 @@ def unless_error(result: T | OSError) -> T:
     if isinstance(result, OSError):
         raise result
     return result
+
+
+def take(contents: dict[K, bytes | OSError], key: K) -> bytes | None:
+    """What was read before of some contents; none where it was not, and an error is raised once."""
+    if isinstance(contents.get(key), OSError):
+        return unless_error(contents.pop(key))
+    return contents.get(key)  # type: ignore[return-value]
 
 
 def find_remote(pattern: str) -> list[str]:

@@ -19,6 +19,7 @@ from meanshift.data.remote import (
     full_address,
     read_files,
     request_all,
+    take,
     unless_error,
     version_of,
 )
@@ -162,10 +163,10 @@ class RemotePath:
         file = self._listing.files.get(self._key)
         if file is None:
             raise FileNotFoundError(f"{self}: no such file when the folder was listed")
-        content = self._listing.contents.get(self._key)
+        content = take(self._listing.contents, self._key)
         if content is None and file.size > at_once:
             return io.BufferedReader(FileStream(file), 1 << 20)
-        return io.BytesIO(file.read() if content is None else unless_error(content))
+        return io.BytesIO(file.read() if content is None else content)
 
     def prefetch(self, paths: Sequence[PurePath]) -> None:
         """Read files together, which are opened next; those of the call before are dropped."""

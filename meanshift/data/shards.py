@@ -32,7 +32,7 @@ from meanshift.data.file_access import (
     is_remote,
 )
 from meanshift.data.folder import by_extension
-from meanshift.data.remote import RemoteFile, open_remote, read_ranges, unless_error
+from meanshift.data.remote import RemoteFile, open_remote, read_ranges, take
 from meanshift.data.remote_folder import RemotePath
 from meanshift.data.source import Source
 from meanshift.runtime import checksum
@@ -97,11 +97,11 @@ class ShardSource(Source):
         return f"{self.names[shard]}/{member}"
 
     def read(self, index: int) -> Shaped[Tensor, "channels height width"]:
-        content = self._contents.get(index)
+        content = take(self._contents, index)
         if content is None:
             shard, offset, size, _ = self.rows[index]
             content = self.files[shard].read_at(offset, size)
-        return read_image(io.BytesIO(unless_error(content)), title=self.title(index))
+        return read_image(io.BytesIO(content), title=self.title(index))
 
     def prefetch(self, indices: Sequence[int]) -> None:
         ranges = list[tuple[RemoteFile, int, int]]()

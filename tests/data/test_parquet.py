@@ -4,12 +4,12 @@ import json
 import pickle
 import sys
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from fsspec import AbstractFileSystem
+from fsspec.registry import _registry
 
 from meanshift.config.recipes import recipe
 from meanshift.data import (
@@ -358,7 +358,7 @@ def hub(tmp_path, monkeypatch):
                 raise RuntimeError("no route")
             return (self.root / self._strip_protocol(path)).read_bytes()[start:end]
 
-    monkeypatch.setitem(fsspec.registry._registry, "hf", FakeHub)
+    monkeypatch.setitem(_registry, "hf", FakeHub)
     return FakeHub
 
 

@@ -456,7 +456,9 @@ def test_a_remote_shard_that_changes_while_it_is_read_is_refused(sharded):
         source = open_one(f"{server.address}/photos-000.tar")
         with (sharded / "photos-000.tar").open("ab") as file:
             file.write(b"more")
-        with pytest.raises(OSError, match=r"photos-000\.tar: is another file now than when it was opened"):
+        with pytest.raises(
+            OSError, match=r"photos-000\.tar: is another file now than when it was opened"
+        ):
             source.read(0)
 
 

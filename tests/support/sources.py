@@ -1,10 +1,13 @@
 """Sources that several tests open, compare and serve."""
 
+import socket
 import struct
 import threading
+import time
 import zlib
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import quote, unquote
 
 import pytest
 import torch
@@ -78,48 +81,93 @@ def load_batches(source, start, stop, *, batch_size=4, seed=3, size=16, partial=
     )
 
 
+class FolderHandler(BaseHTTPRequestHandler):
+    """Answers for `serve_folder`, on connections that stay open."""
+
+    protocol_version = "HTTP/1.1"
+
+    def setup(self):
+        super().setup()
+        self.server.connections.append(self.connection)
+
+    def do_GET(self):
+        self.server.requests.append((self.path, self.headers.get("Range")))
+        with self.server.counting:
+            self.server.running += 1
+            self.server.most_at_once = max(self.server.most_at_once, self.server.running)
+        try:
+            time.sleep(self.server.latency)
+            self.answer()
+        finally:
+            with self.server.counting:
+                self.server.running -= 1
+
+    def answer(self):
+        if self.server.fail > 0 and self.server.fail_at in self.path:
+            self.server.fail -= 1
+            self.close_connection = True
+            if self.server.how != "hang up":
+                self.send_error(self.server.how)
+            return
+        file = self.server.root / unquote(self.path.partition("?")[0].lstrip("/"))
+        if file.is_dir():
+            self.list_folder(file)
+        elif file.is_file():
+            self.send_file(file)
+        else:
+            self.send_error(404)
+
+    def list_folder(self, folder):
+        """A page as Apache writes it, with links that are no files."""
+        names = sorted(quote(file.name) + "/" * file.is_dir() for file in folder.iterdir())
+        links = "".join(f'<a href="{name}">x</a>' for name in ["../", "?C=N;O=D", *names])
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(links)))
+        self.end_headers()
+        self.wfile.write(links.encode())
+
+    def send_file(self, file):
+        span = self.headers.get("Range") if self.server.ranges else None
+        content = file.read_bytes()
+        size = len(content)
+        self.send_response(206 if span else 200)
+        if span:
+            first, last = map(int, span.removeprefix("bytes=").split("-"))
+            content = content[first : last + 1]
+            self.send_header("Content-Range", f"bytes {first}-{first + len(content) - 1}/{size}")
+        self.send_header("ETag", f'"{file.stat().st_mtime_ns}"')
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.server.half:
+            self.server.half -= 1
+            self.close_connection = True
+            content = content[: len(content) // 2]
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
 @contextmanager
 def serve_folder(root, *, ranges=True):
-    """Serve the files of a folder over HTTP.
+    """Serve the files of a folder, and pages that list them, over HTTP.
 
-    The server has `address`, and `requests` as (path, Range). The next `fail` requests fail in the
-    way `how`, and the next `half` answers end in the middle.
+    The server has `address`, `requests` as (path, Range), and `most_at_once`, the largest number of
+    requests at a time, each of which takes `latency` seconds. The next `fail` requests of paths
+    with `fail_at` fail in the way `how`, and the next `half` answers end in the middle.
     """
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            span = self.headers.get("Range")
-            self.server.requests.append((self.path, span))
-            if self.server.fail > 0:
-                self.server.fail -= 1
-                if self.server.how != "hang up":
-                    self.send_error(self.server.how)
-                return
-            file = root / self.path.partition("?")[0].lstrip("/")
-            if not file.is_file():
-                self.send_error(404)
-                return
-            content = file.read_bytes()
-            size = len(content)
-            self.send_response(206 if span and ranges else 200)
-            if span and ranges:
-                first, last = map(int, span.removeprefix("bytes=").split("-"))
-                content = content[first : last + 1]
-                self.send_header(
-                    "Content-Range", f"bytes {first}-{first + len(content) - 1}/{size}"
-                )
-            self.send_header("ETag", f'"{file.stat().st_mtime_ns}"')
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content[: len(content) // 2] if self.server.half else content)
-            self.server.half = max(0, self.server.half - 1)
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FolderHandler)
+    server.root = root
+    server.ranges = ranges
     server.requests = []
+    server.connections = []
+    server.counting = threading.Lock()
+    server.running = 0
+    server.most_at_once = 0
+    server.latency = 0.0
     server.fail = 0
+    server.fail_at = ""
     server.how = "hang up"
     server.half = 0
     server.address = f"http://127.0.0.1:{server.server_port}"
@@ -131,6 +179,9 @@ def serve_folder(root, *, ranges=True):
         server.shutdown()
         server.server_close()
         thread.join()
+        for connection in server.connections:
+            with suppress(OSError):  # closed already
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def damaged_columns(photos):
