@@ -11,6 +11,7 @@ TABLES = {
     "search": "search and loss by the size of the bank",
     "views": "two views of a batch against those of torchvision and lightly",
     "decoding": "a folder of JPEGs, and a packed one, to views of 224 pixels",
+    "shards": "tar shards at an address against urllib, on a disk against wids and webdataset",
     "evaluation": "k-NN, k-means and the linear layer against faiss and scikit-learn",
     "startup": "time until --help is printed and until the demo trains",
     "memory": "memory of a training process against the sum of its parts",
