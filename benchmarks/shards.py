@@ -112,6 +112,7 @@ def index_and_read(folder: Path, how: str) -> Iterator[dict[str, float]]:
     """Seconds of the index and of a batch; bytes that the index and a pass over the images take."""
     read_image(_image_of(_shards(folder)[0]))  # decoders are loaded
     open_all = _open_wids if how == "wids" else _open_ours
+    memory = 0
     yield {}
     for step in range(1_000_000):
         before = resident("VmRSS")
@@ -121,9 +122,10 @@ def index_and_read(folder: Path, how: str) -> Iterator[dict[str, float]]:
         for index in _batch(step):
             read_image(read(index))
         end = time.perf_counter()
-        for index in range(IMAGES):
-            read(index)
-        memory = max(1 << 16, resident("VmRSS") - before)
+        if not memory:  # later it is reused
+            for index in range(IMAGES):
+                read(index)
+            memory = resident("VmRSS") - before
         yield {"index": indexed - start, "batch": end - indexed, "memory": memory}
 
 

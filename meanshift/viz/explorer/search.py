@@ -273,6 +273,9 @@ class _ReportingSource(Source):
     def uniform(self) -> bool:
         return self._source.uniform
 
+    def prefetch(self, indices: Sequence[int]) -> None:
+        self._source.prefetch(indices)
+
     def read(self, index: int) -> Shaped[Tensor, "channels height width"]:
         self._count(1)
         return self._source.read(index)
