@@ -24,6 +24,7 @@ from meanshift.models.fit_whitening import fit_view_whitening
 from meanshift.models.sync_batch_norm import convert_sync_batch_norm
 from meanshift.models.view_whitening import ViewWhitening
 from meanshift.models.weights import has_start_file
+from meanshift.ops import image_kernel
 from meanshift.runtime import checkpoint, distributed, rng
 from meanshift.runtime.device import pick_precision
 from meanshift.runtime.run_directory import RunDirectory
@@ -88,6 +89,8 @@ class Session:
             "threads": torch.get_num_threads(),
             "processes": distributed.world_size(),
         }
+        if self.device.type == "cpu":
+            machine["image operators"] = image_kernel.description()
         return machine | ({"compiled": True} if self.config.train.compile else {})
 
     def fit_output(self) -> None:

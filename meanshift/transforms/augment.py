@@ -1,14 +1,16 @@
 """Training views of whole batches, computed on the device.
 
 The parameters of a view are drawn from its address (`runtime.rng`); the image operators are those
-of `ops.image`. So any part of a batch can be computed alone, with the same result up to the
-rounding of float32: sums over parts of other sizes may differ by about 1e-6.
+of `ops.image`, on a CPU their compiled form (`ops.image_kernel`). So any part of a batch can be
+computed alone, with the same result up to the rounding of float32: sums over parts of other sizes
+may differ by about 1e-6.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +20,7 @@ from torch.nn import functional as F
 
 from meanshift.config import SampleSpec, ViewSpec
 from meanshift.config.samples import RGB
+from meanshift.ops import image_kernel
 from meanshift.ops.image import (
     ColorParameters,
     add_noise,
@@ -172,6 +175,31 @@ def draw_colors(view: ViewSpec, address: Address) -> ColorParameters:
     )
 
 
+def crop_one_by_one(
+    images: Sequence[Shaped[Tensor, "channels _ _"]],
+    boxes: Int[Tensor, "batch 4"],
+    flips: Bool[Tensor, " batch"],
+    side: int,
+) -> Shaped[Tensor, "batch channels side side"]:
+    """Crop, resize (bilinear, antialiased) and flip images of any sizes."""
+    resized = []
+    for image, (top, left, height, width), flip in zip(
+        images, boxes.tolist(), flips.tolist(), strict=True
+    ):
+        # Channels last, as they were decoded: the kernel for bytes needs that layout.
+        region = image.permute(1, 2, 0)[None, top : top + height, left : left + width]
+        patch = F.interpolate(
+            region.permute(0, 3, 1, 2), [side, side], mode="bilinear", antialias=True
+        )
+        resized.append(patch.flip(3) if flip else patch)
+    return torch.cat(resized)
+
+
+def _is_compiled(view: ViewSpec, images: Shaped[Tensor, "batch channels _ _"]) -> bool:
+    """Whether the compiled operators can compute a view of images that are cropped."""
+    return not view.channel_dropout and not view.noise and image_kernel.can_color(images)
+
+
 @dataclass(frozen=True)
 class MultiViewTransform:
     """The views of images that a method declares; the same wherever they are computed."""
@@ -190,21 +218,14 @@ class MultiViewTransform:
         A loader worker calls this, so that an image is decoded once for all of its views.
         """
         sizes = torch.tensor([image.shape[1:] for image in images])
+        compiled = image_kernel.can_crop(images)
         crops = []
         for view in self.single_views():
-            side = self.crop_side(view)
             address = Address(self.seed, epoch, ids, view.stream)
-            boxes = draw_boxes(view, address, *sizes.unbind(1)).tolist()
-            flips = draw_flips(view, address).tolist()
-            resized = []
-            for image, (top, left, height, width), flip in zip(images, boxes, flips, strict=True):
-                # Channels last, as they were decoded: the kernel for bytes needs that layout.
-                region = image.permute(1, 2, 0)[None, top : top + height, left : left + width]
-                patch = F.interpolate(
-                    region.permute(0, 3, 1, 2), [side, side], mode="bilinear", antialias=True
-                )
-                resized.append(patch.flip(3) if flip else patch)
-            crops.append(torch.cat(resized))
+            boxes = draw_boxes(view, address, *sizes.unbind(1))
+            flips = draw_flips(view, address)
+            crop = image_kernel.crop if compiled else crop_one_by_one
+            crops.append(crop(images, boxes, flips, self.crop_side(view)))
         return crops
 
     def finish(
@@ -227,24 +248,24 @@ class MultiViewTransform:
         outputs = []
         for pixels, view in zip(inputs, views, strict=True):
             chunk = max(1, PIXELS // self.crop_side(view) ** 2)
-            chunk = chunk if pixels.device.type == "cpu" else len(ids)
+            whole = cropped and not view.jigsaw and _is_compiled(view, pixels)
+            if whole or pixels.device.type != "cpu":
+                chunk = len(ids)
             shape = self.shape(view)
             output = torch.empty(len(ids), *shape, device=pixels.device)
             parts = (tensor.split(chunk) for tensor in (output, pixels, ids))
             for output_part, pixels_part, ids_part in zip(*parts, strict=True):
                 address = Address(self.seed, epoch, ids_part, view.stream)
-                augmented = self._augment(pixels_part, view, address, cropped=cropped)
                 output_part = output_part.view(-1, *shape[-3:])
-                normalize(augmented, self.samples.mean, self.samples.std, out=output_part)
+                self._augment(pixels_part, view, address, cropped=cropped, out=output_part)
             outputs.append(output)
         return tuple(outputs)
 
     def _augment(
-        self, images: Tensor, view: ViewSpec, address: Address, *, cropped: bool
-    ) -> Tensor:
-        if cropped:
-            output = to_unit(images.contiguous())
-        else:
+        self, images: Tensor, view: ViewSpec, address: Address, *, cropped: bool, out: Tensor
+    ) -> None:
+        output = images
+        if not cropped:
             heights, widths = torch.tensor(images.shape[1:3]).expand(len(images), 2).unbind(1)
             boxes = draw_boxes(view, address, heights, widths)
             flips = draw_flips(view, address)
@@ -254,16 +275,22 @@ class MultiViewTransform:
                 address.seed, address.epoch, address.ids, address.stream, view.jigsaw**2
             )
             corners, flips = draw_patches(view, address, self.crop_side(view))
-            output = cut_patches(output, corners, flips, self.side(view))
-        if view.has_color:
-            output = apply_color(output, draw_colors(view, address))
+            output = cut_patches(to_unit(output), corners, flips, self.side(view))
+        colors = draw_colors(view, address) if view.has_color else None
+        mean, std = self.samples.mean, self.samples.std
+        if _is_compiled(view, output):
+            image_kernel.color(output, colors, mean, std, out=out)
+            return
+        output = to_unit(output.contiguous())
+        if colors is not None:
+            output = apply_color(output, colors)
         if view.channel_dropout:
             dropped = address.many(output.shape[1], DROPOUT) < view.channel_dropout
             output = drop_channels(output, dropped)
         if view.noise:
-            std = (view.noise * address.uniform[:, _NOISE]).float()[:, None, None, None]
-            output = add_noise(output, std * address.normal(tuple(output.shape[1:])))
-        return output
+            amount = (view.noise * address.uniform[:, _NOISE]).float()[:, None, None, None]
+            output = add_noise(output, amount * address.normal(tuple(output.shape[1:])))
+        normalize(output, mean, std, out=out)
 
     def single_views(self) -> list[ViewSpec]:
         """The views one by one, in the order of the output."""
