@@ -73,7 +73,8 @@ def _decode(
         refuse_bomb(*image.size, title)
         if image.format == "PNG" and image.mode != "I;16" and _has_16_bits(file):
             return _decode_deep_png(file)
-        return to_array(ImageOps.exif_transpose(image))
+        ImageOps.exif_transpose(image, in_place=True)
+        return to_array(image)
 
 
 def _decode_deep_png(file: Stream) -> tuple[np.ndarray, bool]:
@@ -105,10 +106,9 @@ def to_array(image: Image.Image) -> tuple[np.ndarray, bool]:
     alpha = image.has_transparency_data and not is_deep
     if is_deep:
         pixels = torch_dtype(np.array(image))
-    elif alpha:
-        pixels = np.array(image.convert("LA" if is_gray else "RGBA"))
     else:
-        pixels = np.array(image.convert("L" if is_gray else "RGB"))
+        mode = ("L" if is_gray else "RGB") + ("A" if alpha else "")
+        pixels = np.array(image if image.mode == mode else image.convert(mode))
     return pixels[..., None] if pixels.ndim == 2 else pixels, alpha
 
 
