@@ -7,6 +7,7 @@ import torch
 
 from meanshift.config import FORMAT, Config
 from meanshift.methods import MeanShift
+from meanshift.ops import image_kernel
 from meanshift.runtime import checkpoint
 from meanshift.runtime.run_directory import RunDirectory
 from meanshift.training import session as session_module
@@ -225,3 +226,19 @@ def test_a_run_that_continues_with_other_arithmetic_says_so(arrays, tmp_path, ca
     (warning,) = map(json.loads, (tmp_path / "run" / "warnings.jsonl").read_text().splitlines())
     assert warning["kind"] == "machine" and "with threads 7 after threads 1:" in warning["message"]
     assert "not bit for bit the same" in capsys.readouterr().err
+
+
+def test_a_run_that_continues_without_the_c_kernel_says_so(arrays, tmp_path, monkeypatch):
+    config = toy_config(arrays)
+    monkeypatch.setattr(image_kernel, "description", lambda: "C 0123abcd")
+    with open_session(config, tmp_path / "run", CPU) as session:
+        session.state.step = 7
+        session.save()
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["image operators"] == "C 0123abcd"
+    monkeypatch.setattr(image_kernel, "description", lambda: "torch")
+    with open_session(config, tmp_path / "run", CPU):
+        pass
+    (warning,) = map(json.loads, (tmp_path / "run" / "warnings.jsonl").read_text().splitlines())
+    expected = "continues with image operators torch after image operators C 0123abcd"
+    assert warning["kind"] == "machine" and expected in warning["message"]
