@@ -151,8 +151,9 @@ class Encoder:
     """The backbone; the projector follows the authors' rule."""
 
     name: str = "resnet50"
-    """any torchvision backbone, resnet10 (one block per stage), or conv3, conv4 and conv7
-    (for CPUs, meant for `init pca`); mlp for vectors, conv1d for signals"""
+    """any torchvision backbone, timm:NAME (any timm backbone, needs the extra `timm`), resnet10
+    (one block per stage), or conv3, conv4 and conv7 (for CPUs, meant for `init pca`); mlp for
+    vectors, conv1d for signals"""
     stem: Literal["imagenet", "small", "small-stride2"] = "imagenet"
     """first layers: 7x7 and pool; 3x3 without pool for small images; the same with stride 2 (conv3,
     conv4, conv7: 5x5 with stride 2 and pool, or `small-stride2` without it)"""
@@ -165,8 +166,9 @@ class Encoder:
     """`whitened`: a last linear layer, fitted without labels, that weakens the directions in which
     the features of two views of an image differ (ours, not the paper's)"""
     weights: str = ""
-    """start from given weights: a run, a file, torchvision:NAME:WEIGHTS or meanshift:NAME, with
-    their own architecture; lowers `optim.lr` and sets `optim.heads_first` and `batch_norm`"""
+    """start from given weights: a run, a file, torchvision:NAME:WEIGHTS, timm:NAME (timm:NAME.TAG,
+    timm:NAME=FILE) or meanshift:NAME, with their own architecture; lowers `optim.lr` and sets
+    `optim.heads_first` and `batch_norm`"""
     batch_norm: Literal["batch", "fixed"] = "batch"
     """`fixed`: the backbone's batch norm keeps the statistics that it starts with, in both
     encoders; training on few images then does not spoil given weights"""

@@ -20,6 +20,7 @@ from meanshift.evaluation.result import Result, result_name, save_result, short_
 from meanshift.models.feature_cache import cached_features
 from meanshift.models.features import extract_features
 from meanshift.models.fit_whitening import fit_view_whitening
+from meanshift.models.input_check import check_image_size
 from meanshift.models.initialization import (
     STATISTICS_IMAGES,
     measure_batch_norm,
@@ -90,6 +91,15 @@ class EncoderContext:
             place = weights.output_dir.name if outside_runs else weights.output_dir.resolve()
             self.options["weights"] = str(place)
         self.backbone: nn.Module = weights.backbone.to(self.device)
+        samples = weights.sample_spec
+        if samples is not None and samples.kind == "image" and "image_size" in self.options:
+            check_image_size(
+                self.backbone,
+                channels=samples.channels,
+                image_size=self.image_size,
+                error=f"--image-size: got {self.image_size}, but {weights.spec} takes images of "
+                f"{weights.image_size} pixels only",
+            )
 
     @functools.cached_property
     def fingerprint(self) -> str:

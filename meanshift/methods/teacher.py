@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from meanshift.config.samples import RGB
 from meanshift.methods.base import Batch
 from meanshift.methods.embeddings import check_embedding, normalize
 from meanshift.methods.sample_memory import require_ids
@@ -40,7 +41,7 @@ class Teacher(nn.Module):
         if not spec:
             raise ValueError(
                 "method.teacher: got none, need the weights of a teacher: --method.teacher with a "
-                "run, a file, torchvision:resnet50:IMAGENET1K_V2 or meanshift:NAME"
+                "run, a file, torchvision:resnet50:IMAGENET1K_V2, timm:NAME or meanshift:NAME"
             )
         try:
             weights = load_weights(spec)
@@ -48,6 +49,11 @@ class Teacher(nn.Module):
             raise ValueError(
                 f"method.teacher: {error} (a run needs its teacher also to continue)"
             ) from None
+        if weights.samples != RGB:
+            raise ValueError(
+                f"method.teacher: {weights.title} needs another normalization of its input than "
+                f"ImageNet's, which the views do not have; choose other weights"
+            )
         side = weights.image_size
         channels = 3 if weights.sample_spec is None else weights.sample_spec.channels
         with torch.no_grad():

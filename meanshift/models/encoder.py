@@ -15,6 +15,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 from meanshift import config
 from meanshift.config.parsing import close
 from meanshift.config.samples import RGB
+from meanshift.models import timm_networks
 from meanshift.models.convnet import CONVNETS, ConvNet
 from meanshift.models.heads import mlp
 from meanshift.models.small_networks import MLP, SHORTEST, Conv1d
@@ -86,9 +87,7 @@ def build_backbone(
     Its batch norm is plain: the groups of `batch_groups` are for pretraining (`Encoder`) only.
     """
     if samples.kind == "image" and settings.name not in _OF_OTHER_KINDS:
-        network, features = _build_network(settings, image_size)
-        if samples.channels != 3:
-            replace_first_convolution(network, samples.channels)
+        network, features = _build_image_network(settings, image_size, samples.channels)
     else:
         network, features = _build_small_network(settings, image_size, samples)
     if settings.output == "whitened":
@@ -118,6 +117,24 @@ def _build_small_network(
     else:
         network = Conv1d(samples.channels, scaled(64, settings.width))
     return network, network.features
+
+
+def _build_image_network(
+    settings: config.Encoder, image_size: int, channels: int
+) -> tuple[nn.Module, int]:
+    """A network of ours, torchvision's or timm's."""
+    if timm_networks.is_timm(settings.name):
+        if settings.stem != "imagenet" or settings.width != 1:
+            raise ValueError(
+                f"encoder.stem and encoder.width do not apply to {settings.name}; got stem "
+                f"{settings.stem} and width {settings.width:g}: type --encoder.stem imagenet "
+                f"--encoder.width 1, or choose another network of timm"
+            )
+        return timm_networks.build(settings.name, image_size=image_size, channels=channels)
+    network, features = _build_network(settings, image_size)
+    if channels != 3:
+        replace_first_convolution(network, channels)
+    return network, features
 
 
 def _build_network(settings: config.Encoder, image_size: int) -> tuple[nn.Module, int]:
@@ -236,7 +253,8 @@ def _remove_classifier(backbone: nn.Module, name: str) -> int:
 
 def _suggest(name: str) -> str:
     known = [*_RESNETS, *CONVNETS, *models.list_models(module=models)]
-    return close(name, known, ["a torchvision backbone such as resnet18 or resnet50"])
+    others = ["a torchvision backbone such as resnet18 or resnet50, or timm:NAME"]
+    return close(name, known, others)
 
 
 @torch.no_grad()

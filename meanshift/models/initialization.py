@@ -52,8 +52,8 @@ class Initialization:
 
     images: int
     """images that the components are computed from"""
-    statistics_images: int
-    """other images that batch norm is measured on"""
+    statistics_images: int | None
+    """other images that batch norm is measured on; None for a network without it"""
     layers: list[str]
     random_layers: list[str]
     """layers with weights that stay random"""
@@ -72,7 +72,7 @@ class Initialization:
                 f"initialization: {len(self.layers)} convolutions start from principal components; "
                 f"these layers stay random: {shown}{f' and {more} more' if more > 0 else ''}"
             )
-        if self.statistics_images < FEW_IMAGES:
+        if self.statistics_images is not None and self.statistics_images < FEW_IMAGES:
             messages.append(
                 f"initialization: batch norm was measured on only {self.statistics_images} images, "
                 f"so the start is rough; with {FEW_IMAGES} or more it is better"
@@ -162,10 +162,15 @@ def set_principal_components(
 
 
 @torch.no_grad()
-def measure_batch_norm(network: nn.Module, batches: Iterable[Tensor]) -> int:
-    """Set the statistics of every batch norm to their mean over batches; return how many images."""
+def measure_batch_norm(network: nn.Module, batches: Iterable[Tensor]) -> int | None:
+    """Set the statistics of every batch norm to their mean over batches; return how many images.
+
+    None for a network without batch norm.
+    """
     count = 0
     with _batch_statistics(network) as norms:
+        if not norms:
+            return None
         for norm in norms:
             norm.reset_running_stats()
             norm.momentum = None  # the average of all batches

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from meanshift.models.timm_networks import has_activation
 from meanshift.runtime import distributed
 
 
@@ -57,6 +58,19 @@ class SplitBatchNorm2d(nn.BatchNorm2d):
         return output
 
 
+class SplitBatchNormAct2d(SplitBatchNorm2d):
+    """The same for timm's batch norm that ends in an activation."""
+
+    drop: nn.Module
+    act: nn.Module
+
+    def forward(
+        self, input: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch channels height width"]:
+        output: Tensor = self.act(self.drop(super().forward(input)))
+        return output
+
+
 def split_batch_norm(network: nn.Module, groups: int) -> None:
     """Replace every two-dimensional batch norm of a network; its weights stay the same.
 
@@ -70,8 +84,22 @@ def split_batch_norm(network: nn.Module, groups: int) -> None:
         )
     for module in network.modules():
         for name, child in module.named_children():
-            if type(child) is nn.BatchNorm2d:
-                split = SplitBatchNorm2d(child.num_features, groups // processes)
-                split.eps, split.momentum = child.eps, child.momentum
-                split.load_state_dict(child.state_dict())
-                setattr(module, name, split)
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(module, name, _split(child, groups // processes))
+
+
+def _split(norm: nn.BatchNorm2d, groups: int) -> SplitBatchNorm2d:
+    """The batch norm over groups with the weights and settings of a batch norm."""
+    if has_activation(norm):
+        split: SplitBatchNorm2d = SplitBatchNormAct2d(norm.num_features, groups)
+        split.drop, split.act = norm.drop, norm.act
+    elif type(norm) is nn.BatchNorm2d:
+        split = SplitBatchNorm2d(norm.num_features, groups)
+    else:
+        raise ValueError(
+            f"encoder.batch_groups: the network has a {type(norm).__name__}, which cannot be "
+            f"split; type --encoder.batch_groups 1"
+        )
+    split.eps, split.momentum = norm.eps, norm.momentum
+    split.load_state_dict(norm.state_dict())
+    return split

@@ -7,10 +7,14 @@ gradients are those of one batch norm over the whole batch; it is slower than Py
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from meanshift.models.timm_networks import has_activation
 from meanshift.runtime import distributed
 
 
@@ -19,12 +23,21 @@ def convert_sync_batch_norm(module: nn.Module, device: torch.device) -> nn.Modul
     if distributed.world_size() == 1:
         return module
     if device.type == "cuda":
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
+        converted: nn.Module = _pytorch_conversion(module)(module)
         return converted
     for submodule in module.modules():
-        if isinstance(submodule, _BatchNorm):
-            submodule.__class__ = SyncBatchNorm  # weights, statistics and settings do not change
+        if isinstance(submodule, _BatchNorm):  # weights, statistics and settings do not change
+            submodule.__class__ = SyncBatchNormAct if has_activation(submodule) else SyncBatchNorm
     return module
+
+
+def _pytorch_conversion(module: nn.Module) -> Callable[[nn.Module], Any]:
+    """PyTorch's conversion, or timm's where there are activations that PyTorch's would lose."""
+    if not any(has_activation(submodule) for submodule in module.modules()):
+        return nn.SyncBatchNorm.convert_sync_batchnorm
+    from timm.layers import convert_sync_batchnorm
+
+    return convert_sync_batchnorm  # type: ignore[no-any-return]
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -67,3 +80,14 @@ class SyncBatchNorm(_BatchNorm):
             momentum = 1 / float(self.num_batches_tracked)
         self.running_mean.lerp_(mean.to(self.running_mean), momentum)
         self.running_var.lerp_((var * count / (count - 1)).to(self.running_var), momentum)
+
+
+class SyncBatchNormAct(SyncBatchNorm):
+    """The same for timm's batch norm that ends in an activation."""
+
+    drop: nn.Module
+    act: nn.Module
+
+    def forward(self, input: Tensor) -> Tensor:
+        output: Tensor = self.act(self.drop(super().forward(input)))
+        return output

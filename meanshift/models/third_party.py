@@ -7,6 +7,7 @@ import difflib
 import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,8 @@ from torch.overrides import TorchFunctionMode
 from torchvision import models
 
 from meanshift import config
+from meanshift.config.samples import RGB
+from meanshift.models import timm_networks
 from meanshift.models.encoder import build_backbone, resnet_from_shapes
 from meanshift.models.heads import mlp_from_state
 from meanshift.runtime import checksum
@@ -47,7 +50,7 @@ _PROGRAMS = (
 _TARGETS = re.compile(r"(?i)(?<![a-z])((encoder_[kt]|ema)(?![a-z])|target|momentum|teacher)")
 """prefixes of momentum encoders, which are not the online backbone"""
 _HEADS = re.compile(
-    r"(fc|classifiers?|heads?|aux\w*|AuxLogits|proj\w*|pred\w*|prototypes|queue\w*|labels)(\.|$)"
+    r"(fc|classifiers?|heads?|head_dist|last_linear|aux\w*|AuxLogits|proj\w*|pred\w*|prototypes|queue\w*|labels)(\.|$)"
 )
 """keys that may stand beside those of a backbone"""
 _COUNTER = "num_batches_tracked"  # the only key that may be missing
@@ -65,6 +68,8 @@ class RecognizedWeights:
     title: str
     image_size: int
     projector: nn.Module | None = None
+    samples: config.SampleSpec = RGB
+    """the input that the weights were trained with"""
 
 
 @dataclass(frozen=True)
@@ -200,6 +205,35 @@ def from_torchvision(spec: str) -> RecognizedWeights:
     return RecognizedWeights(backbone, settings, f"{title}, {weights_name}", image_size)
 
 
+def from_timm(spec: str) -> RecognizedWeights:
+    """Build `NAME` or `NAME.TAG` with timm's own weights, or `NAME=FILE` with those of a file.
+
+    Image size and normalization are those that timm knows of the weights with this tag, or of the
+    network's default ones.
+    """
+    name, _, file = spec.partition("=")
+    known = timm_networks.find_pretrained(name)
+    settings = config.Encoder(name=timm_networks.PREFIX + known.name)
+    size = known.image_size
+    if file:
+        contents = read_file(Path(file))
+        if isinstance(contents, Mapping) and "meanshift" in contents:
+            raise ValueError(
+                f"timm:{spec}: this file was exported by meanshift and knows its network and its "
+                f"normalization; type {file} alone"
+            )
+        match = _find_backbone(dict(_flatten(contents)), Path(file), settings, size)
+        backbone = _load_backbone(settings, match.found, size)
+        title = f"{file} as timm's {known.title}"
+    else:
+        backbone = timm_networks.load_pretrained(known)
+        title = f"timm's {known.title}"
+    if known.samples != RGB:
+        mean, std = (",".join(f"{v:g}" for v in getattr(known.samples, n)) for n in ("mean", "std"))
+        title += f" (mean {mean}, std {std})"
+    return RecognizedWeights(backbone, settings, title, size, samples=known.samples)
+
+
 def _flatten(contents: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield all tensors of nested dictionaries by path, such as `state_dict/conv1.weight`."""
     if isinstance(contents, Tensor):
@@ -211,11 +245,14 @@ def _flatten(contents: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _find_backbone(
-    tensors: Mapping[str, Tensor], path: Path, settings: config.Encoder | None = None
+    tensors: Mapping[str, Tensor],
+    path: Path,
+    settings: config.Encoder | None = None,
+    image_size: int = 224,
 ) -> _Match:
     """Return the one complete backbone of a file: the online one if there are momentum encoders.
 
-    With `settings`, only that network is searched for.
+    With `settings`, only that network is searched for, as it is for images of a size.
     """
     if not tensors:
         raise ValueError(f"{path}: contains no tensors; need a checkpoint or a state dict")
@@ -223,7 +260,7 @@ def _find_backbone(
     matches: list[_Match] = []
     complete: list[_Match] = []
     for candidate in [settings] if settings else _candidates(tensors):
-        matches += _compare(tensors, candidate)
+        matches += _compare(tensors, candidate, image_size)
         complete = [match for match in matches if not match.errors]
         if complete and resnets <= {match.prefix for match in complete}:
             break
@@ -303,14 +340,18 @@ def _rename(key: str) -> str:
 
 
 @cache
-def _meta_backbone(settings: config.Encoder) -> nn.Module:
-    with _MetaParameters():
-        return build_backbone(settings)[0]
+def _meta_backbone(settings: config.Encoder, image_size: int = 224) -> nn.Module:
+    # timm's networks are tried with an image when they are built.
+    in_memory = timm_networks.is_timm(settings.name)
+    with nullcontext() if in_memory else _MetaParameters():
+        return build_backbone(settings, image_size=image_size)[0]
 
 
-def _compare(tensors: Mapping[str, Tensor], settings: config.Encoder) -> list[_Match]:
+def _compare(
+    tensors: Mapping[str, Tensor], settings: config.Encoder, image_size: int
+) -> list[_Match]:
     """Compare a file with one network, at every prefix where its keys could begin."""
-    backbone = _meta_backbone(settings)
+    backbone = _meta_backbone(settings, image_size)
     expected = backbone.state_dict()
     places = _resnet_keys(tensors) if hasattr(backbone, "layer1") else {}
     first = next(iter(expected))

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from meanshift import config as settings
 from meanshift.config import Config, MethodSettings, SampleSpec
+from meanshift.config.samples import RGB
 from meanshift.data import Source
 from meanshift.models import third_party
 from meanshift.models.encoder import Encoder, build_backbone
@@ -40,6 +41,7 @@ EXPORT_FORMAT = 3
 SHIPPED_DIR = Path(__file__).parents[1] / "weights"
 """folder of the weights that are part of this package: `meanshift:NAME`"""
 
+_LIBRARIES = {"torchvision": third_party.from_torchvision, "timm": third_party.from_timm}
 _METADATA_KEY = "meanshift"  # of the metadata in an exported file
 _PIXELS_SIDE = 32  # images are resized to this for the baseline of raw pixels
 
@@ -87,6 +89,8 @@ class Weights:
     unmeasured: bool = False
     """whether batch norm has no statistics yet: an evaluation measures them on its training images,
     since random weights without them are a weaker baseline than they need to be"""
+    samples: SampleSpec = RGB
+    """the input of weights that belong to no run"""
 
     def adapted(self, source: Source) -> Source:
         """A source with its samples as the backbone takes them."""
@@ -98,12 +102,12 @@ class Weights:
         """What the backbone takes; None where any number of channels will do."""
         if isinstance(self.backbone, RawPixels):
             return None
-        return SampleSpec() if self.config is None else self.config.data.sample_spec
+        return self.samples if self.config is None else self.config.data.sample_spec
 
 
 def load_weights(spec: Path | str) -> Weights:
     """Load a run, a checkpoint, an exported encoder, a third-party file,
-    `torchvision:NAME:WEIGHTS`, or weights that are part of this package: `meanshift:NAME`.
+    `torchvision:NAME:WEIGHTS`, `timm:NAME`, or weights of this package: `meanshift:NAME`.
 
     There are three baselines: `untrained:RUN` is the encoder of a run before its first step,
     `random:RUN` the same encoder with random weights, and `pixels` is no encoder at all.
@@ -111,8 +115,8 @@ def load_weights(spec: Path | str) -> Weights:
     path = Path(spec)
     kind, _, argument = str(spec).partition(":")
     output_dir = OUTPUT_DIR / (re.sub(r"[^\w.-]+", "-", argument or path.stem) or "weights")
-    if kind == "torchvision" and argument:
-        recognized = third_party.from_torchvision(argument)
+    if kind in _LIBRARIES and argument:
+        recognized = _LIBRARIES[kind](argument)
         file = argument.partition("=")[2]
         if file:
             output_dir = _file_output_dir(Path(file), recognized.backbone)
@@ -129,7 +133,8 @@ def load_weights(spec: Path | str) -> Weights:
     if not path.exists():
         raise ValueError(
             f"{path}: not found; need a run directory, a file of weights, "
-            f"torchvision:NAME:WEIGHTS, meanshift:NAME, untrained:RUN, random:RUN or pixels"
+            f"torchvision:NAME:WEIGHTS, timm:NAME, meanshift:NAME, untrained:RUN, random:RUN or "
+            f"pixels"
         )
     if path.is_dir():
         return _load_run(path)
@@ -198,7 +203,7 @@ def load_encoder(weights: Path | str) -> nn.Module:
 
 
 def export(weights: Weights, out: Path, *, half: bool = False) -> Path:
-    """Write the backbone with torchvision's parameter names, for this and other programs.
+    """Write the backbone with torchvision's or timm's parameter names, for any program.
 
     `half` halves the file: weights are stored in float16, but norms and their statistics are not.
     """
@@ -452,6 +457,7 @@ def _third_party_weights(
         output_dir=output_dir,
         encoder=recognized.settings,
         projector=recognized.projector,
+        samples=recognized.samples,
     )
 
 

@@ -21,6 +21,7 @@ from meanshift.data.bad_files import BadFiles
 from meanshift.methods import BuildContext, Method, method_class, view_specs
 from meanshift.models.encoder import Encoder, memory_format, strides_over_one_pixel
 from meanshift.models.fit_whitening import fit_view_whitening
+from meanshift.models.input_check import check_image_size
 from meanshift.models.sync_batch_norm import convert_sync_batch_norm
 from meanshift.models.view_whitening import ViewWhitening
 from meanshift.models.weights import has_start_file
@@ -281,6 +282,7 @@ def _prepare(
     )
     start = Start(config, run_directory, source, device, given)
     method = build_method(config, source, start if has_start_file(config) else None)
+    _check_views(config, method, transform)
     precision = _pick_precision(train.precision, device, method, transform)
     method = method.to(device).train()
     if train.batch_norm == "sync":
@@ -309,6 +311,23 @@ def _prepare(
         console=Console(schedule, train.batch_size, kind=source.kind, shown=run_directory.writes),
         trackers=Trackers(config, run_directory),
     )
+
+
+def _check_views(config: Config, method: Method, transform: MultiViewTransform) -> None:
+    """Refuse views of another size than `data.image_size` that the network does not take."""
+    own = config.data.image_size
+    sides = {transform.side(view) for view in transform.single_views()} - {own}
+    if config.data.sample_spec.kind != "image":
+        return
+    for side in sorted(sides):
+        check_image_size(
+            method.online.get_submodule("backbone"),
+            channels=config.data.sample_spec.channels,
+            image_size=side,
+            error=f"encoder.name: the method {config.method.name} also has views of {side} pixels, "
+            f"but {config.encoder.name} takes {own} only; choose an encoder that takes any size, "
+            f"such as resnet18, or another method",
+        )
 
 
 def _local_names(method: Method) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from meanshift.config import Config, SampleSpec, ViewSpec
 from meanshift.data import Source
 from meanshift.data.measure import measure
 from meanshift.models.initialization import initialize_from_images
+from meanshift.models.timm_networks import resize_input
 from meanshift.models.view_whitening import without_whitening
 from meanshift.models.weights import (
     Weights,
@@ -142,18 +143,21 @@ class Start:
         return backbone.state_dict()
 
     def _from_weights(self, given: Weights, backbone: nn.Module) -> dict[str, Tensor]:
+        origin = {"title": given.title, "fingerprint": fingerprint(given.backbone)}
+        self.card = {"weights": given.spec, **origin}
+        self.messages = [f"encoder: starts from {given.spec}: {given.title}"]
+        network = without_whitening(given.backbone)
+        size = self.config.data.image_size
+        if given.image_size != size and resize_input(network, size):
+            self.messages[0] += f", resized from {given.image_size} to {size} pixels by timm"
         try:
-            network = without_whitening(given.backbone)
             without_whitening(backbone).load_state_dict(network.state_dict())
         except RuntimeError:
             raise ValueError(
                 f"encoder.weights: {given.spec} was trained with images of {given.image_size} "
                 f"pixels, and {self.config.encoder.name} has other weights for "
-                f"{self.config.data.image_size}: type --data.image_size {given.image_size}"
+                f"{size}: type --data.image_size {given.image_size}"
             ) from None
-        origin = {"title": given.title, "fingerprint": fingerprint(given.backbone)}
-        self.card = {"weights": given.spec, **origin}
-        self.messages = [f"encoder: starts from {given.spec}: {given.title}"]
         return backbone.state_dict()
 
     def _from_images(self, backbone: nn.Module) -> None:
@@ -167,10 +171,13 @@ class Start:
         )
         backbone.cpu()
         self.card = result.card()
-        self.messages = [
+        message = (
             f"encoder: {len(result.layers)} convolutions start from the principal components of "
-            f"{result.images} images; batch norm is measured on {result.statistics_images} others"
-        ]
+            f"{result.images} images"
+        )
+        if result.statistics_images is not None:
+            message += f"; batch norm is measured on {result.statistics_images} others"
+        self.messages = [message]
         self.warnings = result.warnings()
 
     def _recorded_card(self) -> dict[str, Any]:

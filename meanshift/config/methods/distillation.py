@@ -30,7 +30,7 @@ class CompRess(MethodSettings):
     """name of the method"""
     teacher: str = ""
     """weights of the teacher, as `meanshift evaluate` takes them: a run, a file,
-    torchvision:NAME:WEIGHTS or meanshift:NAME; needed again when the run is continued"""
+    torchvision:NAME:WEIGHTS, timm:NAME or meanshift:NAME; needed again when the run is continued"""
     cached_teacher: bool = False
     """the teacher sees each image once, in its evaluation view, instead of the student's view in
     each epoch; its features are in the memory of each process, 4 bytes x images x features, and

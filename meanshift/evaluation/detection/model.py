@@ -35,8 +35,8 @@ def build_detector(
     """
     if not isinstance(backbone, ResNet):
         raise ValueError(
-            f"detect: needs a ResNet, whose last stage becomes the box head; got "
-            f"{type(backbone).__name__}"
+            f"detect: needs a ResNet, torchvision's or ours, whose last stage becomes the box "
+            f"head; got {type(backbone).__name__} of {type(backbone).__module__.partition('.')[0]}"
         )
     resnet = copy.deepcopy(backbone)
     sides = tuple(round(side * settings.scale) for side in (32, 64, 128, 256, 512))
