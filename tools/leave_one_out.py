@@ -29,11 +29,14 @@ def main() -> None:
     sources = (splits.train, splits.test)
     labels = torch.cat([torch.as_tensor(source.labels) for source in sources])
     for spec in args.weights:
-        backbone = load_weights(spec).backbone.eval()
+        weights = load_weights(spec)
         features = torch.cat(
             [
                 extract_features(
-                    backbone, source, image_size=args.image_size, device=torch.device("cpu")
+                    weights.backbone.eval(),
+                    weights.adapted(source),
+                    image_size=args.image_size,
+                    device=torch.device("cpu"),
                 )
                 for source in sources
             ]

@@ -203,6 +203,32 @@ def small_resnet18() -> Config:
     )
 
 
+def small_convnext() -> Config:
+    """A folder of images with networks that need AdamW and a warm-up: ConvNeXt, ViT and the like.
+
+    command: meanshift pretrain small-convnext --data FOLDER --out runs/mine
+    hardware: one GPU; on CPUs add --encoder.name timm:convnext_atto (pip install 'meanshift[timm]')
+    time: TIME
+    result: RESULT
+    """
+    return Config(
+        data=Data(image_size=64, workers=2),
+        views=Views(crop_area=(0.3, 1.0), blur=0.0),
+        encoder=Encoder(name="convnext_tiny", output="whitened"),
+        method=_SHORT_METHOD,
+        optim=Optim(
+            name="adamw",
+            lr=1e-3,
+            schedule="step",
+            warmup_epochs=5,
+            heads_first=0.05,
+            weight_decay=0.05,
+            decay_norms=False,
+        ),
+        train=Train(epochs=100, batch_size=64),
+    )
+
+
 def sample_resnet10() -> Config:
     """The shipped images with the paper's loss: ResNet-10 at half width, SGD, a slow target.
 
@@ -271,6 +297,7 @@ RECIPES: dict[str, Callable[[], Config]] = {
         cifar10_cpu,
         sample_resnet10,
         small_resnet18,
+        small_convnext,
         cifar10_r18,
         imagenet_r50,
         imagenet_r50_ss,

@@ -20,12 +20,12 @@ from meanshift.evaluation.result import Result, result_name, save_result, short_
 from meanshift.models.feature_cache import cached_features
 from meanshift.models.features import extract_features
 from meanshift.models.fit_whitening import fit_view_whitening
-from meanshift.models.input_check import check_image_size
 from meanshift.models.initialization import (
     STATISTICS_IMAGES,
     measure_batch_norm,
     readable_batches,
 )
+from meanshift.models.input_check import check_image_size
 from meanshift.models.weights import OUTPUT_DIR, RawPixels, Weights, fingerprint, writable_dir
 from meanshift.runtime import rng
 from meanshift.runtime.device import pick_device, pick_precision

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,8 +138,8 @@ def _check_network(name: str) -> None:
         near = close(name, list_models(), [])
         there = " or ".join(f"{PREFIX}{each}" for each in near.split(" or ") if each)
         raise ValueError(
-            f"encoder.name: got {PREFIX + name!r}, need "
-            f"{there or 'a network of timm such as timm:resnet18 or timm:convnext_atto'}"
+            f"{PREFIX}{name}: timm has no such network; need "
+            f"{there or 'one of its names, such as timm:resnet18 or timm:convnext_atto'}"
         )
 
 
@@ -168,7 +169,8 @@ def _advice(timm: Any, name: str, image_size: int, channels: int, refused: Input
 
     def takes(size: int, channels: int) -> bool:
         try:
-            with torch.random.fork_rng(devices=[]):
+            with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
                 _create(timm, name, size, channels)
         except InputRefused:
             return False

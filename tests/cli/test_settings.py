@@ -71,7 +71,7 @@ def test_a_recipe_without_flags_is_the_recipe(name):
 @pytest.mark.parametrize("name", RECIPES)
 def test_only_recipes_for_a_folder_have_no_images_of_their_own(name):
     assert (recipe(name).data.source == "") == (
-        name in ("small", "vector", "signal", "small-resnet18")
+        name in ("small", "vector", "signal", "small-resnet18", "small-convnext")
     )
 
 
