@@ -97,8 +97,8 @@ class EncoderContext:
                 self.backbone,
                 channels=samples.channels,
                 image_size=self.image_size,
-                error=f"--image-size: got {self.image_size}, but {weights.spec} takes images of "
-                f"{weights.image_size} pixels only",
+                error=f"--image-size: got {self.image_size}, which {weights.spec} does not take; "
+                f"leave it out for its own {weights.image_size} pixels",
             )
 
     @functools.cached_property

@@ -325,8 +325,8 @@ def _check_views(config: Config, method: Method, transform: MultiViewTransform) 
             channels=config.data.sample_spec.channels,
             image_size=side,
             error=f"encoder.name: the method {config.method.name} also has views of {side} pixels, "
-            f"but {config.encoder.name} takes {own} only; choose an encoder that takes any size, "
-            f"such as resnet18, or another method",
+            f"which {config.encoder.name} does not take; choose an encoder that takes any "
+            f"size, such as resnet18, or another method",
         )
 
 

@@ -15,6 +15,7 @@ import meanshift as ms
 from meanshift import config
 from meanshift.config import SampleSpec
 from meanshift.config.recipes import recipe
+from meanshift.data.open import open_source
 from meanshift.evaluation import knn
 from meanshift.evaluation.context import EvaluationContext
 from meanshift.methods.teacher import Teacher
@@ -27,7 +28,6 @@ from meanshift.models.weights import export, load_weights
 from meanshift.runtime import distributed, rng
 from meanshift.training.loop import pretrain
 from tests.support.commands import run_program
-from tests.support.sources import open_one
 
 CPU = torch.device("cpu")
 FAMILIES = [
@@ -109,7 +109,7 @@ def test_an_image_size_is_tried_in_evaluation_mode():
     options = {"channels": 3, "error": "--image-size: got 9"}
     check_image_size(network, image_size=8, **options)
     assert count_features(network, (3, 8, 8)) == 5
-    with pytest.raises(ValueError, match=r"^--image-size: got 9 \(RuntimeError: mat1 and mat2"):
+    with pytest.raises(ValueError, match=r"^--image-size: got 9 \(RuntimeError: .*mat1"):
         check_image_size(network, image_size=9, **options)
     assert all(module.training for module in network.modules())
     assert norm.num_batches_tracked == 0
@@ -122,10 +122,11 @@ def test_an_image_size_is_tried_in_evaluation_mode():
 
 @pytest.mark.extras
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("channels", [1, 3, 5])
+@pytest.mark.parametrize("channels", [3, 5])
 def test_a_network_is_timms_own_for_any_number_of_channels(timm, name, channels):
     torch.manual_seed(0)
     ours, width = build(name, channels=channels)
+    assert all(module.training for module in ours.modules())
     torch.manual_seed(0)
     fixed = timm.models.get_pretrained_cfg(name).fixed_input_size
     options = {"img_size": 64} if fixed else {}
@@ -134,7 +135,6 @@ def test_a_network_is_timms_own_for_any_number_of_channels(timm, name, channels)
     assert torch.equal(features(ours, batch), features(theirs, batch))
     assert features(ours, batch).shape == (2, width)
     assert list(ours.state_dict()) == list(theirs.state_dict())
-    assert ours.training
     assert memory_format(ours) == torch.channels_last
 
 
@@ -168,7 +168,7 @@ def test_views_of_another_size_are_refused_before_anything_is_written(tmp_path, 
             "train.batch_size": 8, "train.device": "cpu",
         }
     )  # fmt: skip
-    with pytest.raises(ValueError, match=rf"{method} also has views of \d+ pixels, but timm:test_"):
+    with pytest.raises(ValueError, match=rf"{method} also has views of \d+ pixels, which timm:t"):
         pretrain(settings, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -202,7 +202,7 @@ def test_batch_norm_with_an_activation_is_split_and_synchronized(monkeypatch):
 
 @pytest.mark.extras
 def test_principal_components_of_convolutions_and_the_names_of_what_stays_random(tmp_path):
-    source = open_one(write_images(tmp_path))
+    source = open_source(str(write_images(tmp_path)))["train"]
     options = {"image_size": 64, "seed": 0, "device": CPU}
     for name, norms in (("test_resnet", True), ("test_convnext", False), ("test_vit", False)):
         network, _ = build(name)
@@ -331,9 +331,9 @@ def test_features_are_those_of_timm_with_its_normalization(trained, tmp_path):
     assert "mean 0.5,0.5,0.5" in model.weights.title
     with pytest.raises(ValueError, match="needs another normalization"):
         Teacher.load(f"timm:test_vit={path}")
-    with pytest.raises(ValueError, match=r"--image-size: got 64, .* 160 pixels only"):
+    with pytest.raises(ValueError, match=r"--image-size: got 70, .*for its own 160 pixels"):
         EvaluationContext(
-            load_weights(f"timm:test_vit={path}"), str(write_images(tmp_path)), image_size=64
+            load_weights(f"timm:test_vit={path}"), str(write_images(tmp_path)), image_size=70
         )
 
 
