@@ -38,17 +38,12 @@ from meanshift.data.folder import FolderSource
 from meanshift.data.in_memory import IN_MEMORY, SampleSource, as_source, is_array, prepare
 from meanshift.data.open import SourceSpec
 from meanshift.evaluation import PROTOCOLS
-from meanshift.evaluation.context import (
-    EncoderContext,
-    EvaluationContext,
-    FeatureSet,
-    source_places,
-)
+from meanshift.evaluation.context import EncoderContext, EvaluationContext, FeatureSet
 from meanshift.evaluation.knn import KNNMonitor
 from meanshift.evaluation.knn import neighbors as nearest
 from meanshift.evaluation.result import Result
 from meanshift.models.features import BATCH_SIZE, extract_features
-from meanshift.models.weights import Weights, export, load_weights
+from meanshift.models.weights import Weights, export, load_weights, source_places
 from meanshift.runtime.signals import Stopped
 from meanshift.training.loop import pretrain
 

@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from meanshift.config import Config
 from meanshift.data import Source, Subset, describe_splits, evaluation_splits, is_trained_on
 from meanshift.data.open import SourceSpec, source_name
 from meanshift.evaluation.result import Result, result_name, save_result, short_hash
@@ -26,7 +25,14 @@ from meanshift.models.initialization import (
     readable_batches,
 )
 from meanshift.models.input_check import check_image_size
-from meanshift.models.weights import OUTPUT_DIR, RawPixels, Weights, fingerprint, writable_dir
+from meanshift.models.weights import (
+    OUTPUT_DIR,
+    RawPixels,
+    Weights,
+    fingerprint,
+    source_places,
+    writable_dir,
+)
 from meanshift.runtime import rng
 from meanshift.runtime.device import pick_device, pick_precision
 
@@ -386,15 +392,6 @@ def source_identity(spec: SourceSpec) -> str:
         return spec["train"].fingerprint()
     path = Path(spec).expanduser()
     return str(path.resolve()) if path.exists() else spec
-
-
-def source_places(weights: Weights, config: Config) -> list[str]:
-    """Where the training images of a run can be: its source as it was typed, here or there."""
-    source = config.data.source
-    there = weights.directory / source
-    if there.exists() and not Path(source).exists():
-        return [str(there), source]
-    return [source, str(there)] if there.exists() else [source]
 
 
 def _same_source(one: SourceSpec, other: SourceSpec) -> bool:

@@ -155,18 +155,23 @@ def _build_network(settings: config.Encoder, image_size: int) -> tuple[nn.Module
             f"{', '.join(CONVNETS)}; "
             f"got {settings.name} with stem {settings.stem} and width {settings.width:g}"
         )
-    options: dict[str, Any] = {}
-    if settings.name.startswith("vit_"):
-        patch = int(settings.name.rpartition("_")[2])
-        if image_size % patch:
-            raise ValueError(
-                f"data.image_size: got {image_size}, need a multiple of {patch} for {settings.name}"
-            )
-        options = {"image_size": image_size}
-    elif settings.name in ("googlenet", "inception_v3"):  # without their auxiliary classifiers
-        options = {"aux_logits": False, "init_weights": True}
+    options = torchvision_options(settings.name, image_size)
     backbone = models.get_model(settings.name, weights=None, **options)
     return backbone, _remove_classifier(backbone, settings.name)
+
+
+def torchvision_options(name: str, image_size: int) -> dict[str, Any]:
+    """The arguments with which torchvision builds a network for images of this size."""
+    if name.startswith("vit_"):
+        patch = int(name.rpartition("_")[2])
+        if image_size % patch:
+            raise ValueError(
+                f"data.image_size: got {image_size}, need a multiple of {patch} for {name}"
+            )
+        return {"image_size": image_size}
+    if name in ("googlenet", "inception_v3"):  # without their auxiliary classifiers
+        return {"aux_logits": False, "init_weights": True}
+    return {}
 
 
 def replace_first_convolution(network: nn.Module, channels: int) -> None:

@@ -25,7 +25,7 @@ from meanshift import config as settings
 from meanshift.config import Config, MethodSettings, SampleSpec
 from meanshift.config.samples import RGB
 from meanshift.data import Source
-from meanshift.models import third_party
+from meanshift.models import hub, third_party
 from meanshift.models.encoder import Encoder, build_backbone
 from meanshift.models.heads import mlp_from_state
 from meanshift.runtime import checkpoint, checksum, rng
@@ -107,7 +107,9 @@ class Weights:
 
 def load_weights(spec: Path | str) -> Weights:
     """Load a run, a checkpoint, an exported encoder, a third-party file,
-    `torchvision:NAME:WEIGHTS`, `timm:NAME`, or weights of this package: `meanshift:NAME`.
+    `torchvision:NAME:WEIGHTS`, `timm:NAME`, weights that are part of this package
+    (`meanshift:NAME`), or a folder or repository of the Hugging Face Hub that `meanshift export`
+    has written: `hf:NAME`.
 
     There are three baselines: `untrained:RUN` is the encoder of a run before its first step,
     `random:RUN` the same encoder with random weights, and `pixels` is no encoder at all.
@@ -127,14 +129,16 @@ def load_weights(spec: Path | str) -> Weights:
         return _load_untrained(Path(argument))
     if kind == "random" and argument:
         return _load_random(Path(argument))
+    if kind == "hf" and argument:
+        return _load_huggingface(argument)
     if kind == "pixels" and not path.exists():
         title = f"raw pixels at {_PIXELS_SIDE}x{_PIXELS_SIDE}"
         return Weights("pixels", RawPixels(), title, _PIXELS_SIDE, output_dir)
     if not path.exists():
         raise ValueError(
             f"{path}: not found; need a run directory, a file of weights, "
-            f"torchvision:NAME:WEIGHTS, timm:NAME, meanshift:NAME, untrained:RUN, random:RUN or "
-            f"pixels"
+            f"torchvision:NAME:WEIGHTS, timm:NAME, meanshift:NAME, hf:NAME, untrained:RUN, "
+            f"random:RUN or pixels"
         )
     if path.is_dir():
         return _load_run(path)
@@ -298,6 +302,15 @@ def starts(run: Path) -> dict[str, str]:
     return titles
 
 
+def source_places(weights: Weights, config: Config) -> list[str]:
+    """Where the training images of a run can be: its source as it was typed, here or there."""
+    source = config.data.source
+    there = weights.directory / source
+    if there.exists() and not Path(source).exists():
+        return [str(there), source]
+    return [source, str(there)] if there.exists() else [source]
+
+
 def fingerprint(network: nn.Module) -> str:
     """Return a short hash of the weights, and of settings that are not part of the weights."""
     digest = hashlib.sha256()
@@ -416,6 +429,15 @@ def _load_shipped(name: str, output_dir: Path) -> Weights:
         raise ValueError(f"{path}: differs from the checksum of its card; install meanshift again")
     weights = _from_export(third_party.read_file(path), path)
     return replace(weights, spec=spec, title=f"{spec}, {card['title']}", output_dir=output_dir)
+
+
+def _load_huggingface(name: str) -> Weights:
+    """A folder or a repository of the Hub that `meanshift export` has written."""
+    path = hub.find_model(name)
+    weights = _from_export(third_party.read_file(path), path)
+    stem = re.sub(r"[^\w.-]+", "-", Path(name).name)
+    output_dir = OUTPUT_DIR / f"{stem}-{fingerprint(weights.backbone)[:6]}"
+    return replace(weights, spec=f"hf:{name}", output_dir=output_dir)
 
 
 def _read_metadata(contents: Mapping[str, Any], path: Path) -> dict[str, Any]:
