@@ -42,6 +42,7 @@ from meanshift.evaluation.context import EncoderContext, EvaluationContext, Feat
 from meanshift.evaluation.knn import KNNMonitor
 from meanshift.evaluation.knn import neighbors as nearest
 from meanshift.evaluation.result import Result
+from meanshift.models.export import export_weights
 from meanshift.models.features import BATCH_SIZE, extract_features
 from meanshift.models.weights import Weights, export, load_weights, source_places
 from meanshift.runtime.signals import Stopped
@@ -225,6 +226,34 @@ class Model:
     def save(self, path: Path | str) -> Path:
         """Export the backbone to a .safetensors, .pt or .pth file; `load` and torch read it."""
         return export(self.weights, Path(path))
+
+    def export(
+        self,
+        path: Path | str | None = None,
+        *,
+        format: str | None = None,
+        data: Data | None = None,
+        license: str = "unknown",
+        verify: bool = False,
+    ) -> Path:
+        """Export the backbone for other programs; return the file or folder.
+
+        The format is torchvision, timm, safetensors, torch, onnx or huggingface, or follows from
+        the suffix of `path`, which by default is in `export/` of the run. Features are compared on
+        `data` (default: what the run was trained on). With `verify` the export is read by the
+        other program in a fresh process, and features that differ are an error.
+        """
+        if path is None and self._temporary is not None:
+            raise ValueError("export: the run is temporary; give a path")
+        job = export_weights(
+            self.weights,
+            None if path is None else Path(path),
+            format=format,
+            data=self._data if data is None else _source_spec(data),
+            license=license,
+            check=verify,
+        )
+        return job.out
 
     @functools.cached_property
     def _own_features(self) -> FeatureSet:

@@ -16,7 +16,7 @@ from meanshift.config.parsing import close
 SOURCE = "folder, .npz or .npy file, tar shards, hf:NAME, named dataset, or sample"
 WEIGHTS = (
     "run directory, checkpoint, any program's file of weights, torchvision:NAME:WEIGHTS, "
-    "timm:NAME, meanshift:NAME, untrained:RUN, random:RUN, pixels"
+    "timm:NAME, meanshift:NAME, hf:FOLDER_OR_NAME, untrained:RUN, random:RUN, pixels"
 )
 
 

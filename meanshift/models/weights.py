@@ -328,6 +328,8 @@ def fingerprint(network: nn.Module) -> str:
 def _load_run(run: Path) -> Weights:
     state, errors = checkpoint.latest(RunDirectory.open(run).checkpoints)
     if state is None:
+        if (run / hub.MODEL_FILE).is_file():
+            raise ValueError(f"{run}: is an exported folder, no run; type hf:{run}")
         raise ValueError(f"{run}: no checkpoint yet; continue the run until it has saved one")
     for message in errors:
         warnings.warn(f"{message}; step {state['step']} is used instead", stacklevel=3)

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from meanshift.config import MSF, Config, Data, Encoder, Train
+from meanshift.models.encoder import build_backbone
 from meanshift.runtime import checkpoint
 from meanshift.runtime.run_directory import RunDirectory
 
@@ -43,6 +44,30 @@ def write_run(folder, source, *, lines=(), warnings=(), snapshots=None, results=
         write_snapshot(folder, epoch, features)
     for name, result in (results or {}).items():
         RunDirectory(folder).save_result(name, result)
+    return folder
+
+
+def write_checkpoint(folder, seed=0):
+    """Write a checkpoint of random weights, with batch statistics unlike those of a new network."""
+    directory = RunDirectory(folder)
+    config = directory.config
+    generator = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    backbone, _ = build_backbone(
+        config.encoder, image_size=config.data.image_size, samples=config.data.sample_spec
+    )
+    state = backbone.state_dict()
+    for name, value in state.items():
+        if name.endswith("running_mean"):
+            value.uniform_(-0.1, 0.1, generator=generator)
+        elif name.endswith("running_var"):
+            value.uniform_(0.5, 1.5, generator=generator)
+        elif name == "matrix":  # of a whitened output
+            value.normal_(generator=generator)
+    directory.checkpoints.mkdir(exist_ok=True)
+    method = {f"online.backbone.{name}": value for name, value in state.items()}
+    content = {"step": 10, "config": config.to_dict(), "method": method}
+    checkpoint.save(directory.checkpoints, content)
     return folder
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,9 +55,11 @@ def export_weights(
     """
     if weights.config is None:
         raise ValueError(
-            f"{weights.spec}: is not of this program; export needs a run directory or one of its "
+            f"{weights.spec}: has no settings of a run; need a run directory or one of its "
             f"checkpoints"
         )
+    if not re.fullmatch(r"[\w.+-]+", license):
+        raise ValueError(f"license: got {license!r}, need a name such as mit or apache-2.0")
     name = _format_name(format, out)
     module = importlib.import_module(FORMATS[name])
     if out is None:
@@ -69,7 +72,6 @@ def export_weights(
     job.programs.update(module.loading(job))  # before writing: it refuses unknown networks
     if check:
         require_programs(job.programs)
-    out.parent.mkdir(parents=True, exist_ok=True)
     module.write(job)
     for program, code in job.programs.items() if check else ():
         job.checks.append(verify(program, code, job))

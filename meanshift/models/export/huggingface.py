@@ -26,6 +26,7 @@ SUFFIXES = ("",)
 def write(job: Job) -> None:
     """Write the three files; config.json is the last one and has the checksum of the weights."""
     _refuse_other_files(job)
+    job.create_parent()
     job.out.mkdir(exist_ok=True)
     model = export(job.weights, job.out / hub.MODEL_FILE)
     write_text(job.out / "README.md", model_card(job, loading(job)))

@@ -28,6 +28,10 @@ class Job:
     programs: dict[str, str] = field(default_factory=dict)
     """for each program that reads what was written, the Python code"""
 
+    def create_parent(self) -> None:
+        """Create the folder that is written to, when there is something to write."""
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+
     @property
     def state(self) -> dict[str, Tensor]:
         """The parameters and buffers of the backbone."""

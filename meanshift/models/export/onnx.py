@@ -40,6 +40,7 @@ def write(job: Job) -> None:
         )
     content = _to_onnx(job)
     job.checks.append(_compare(job, content))
+    job.create_parent()
     with atomic_writer(job.out) as file:
         file.write(content)
 

@@ -11,6 +11,7 @@ SUFFIXES = (".safetensors",)
 
 def write(job: Job) -> None:
     """Write the file with its checksum."""
+    job.create_parent()
     export(job.weights, job.out)
 
 

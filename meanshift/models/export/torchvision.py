@@ -15,6 +15,7 @@ SUFFIXES = (".safetensors", ".pth", ".pt")
 
 def write(job: Job) -> None:
     """Write the state dict: a safetensors file has metadata beside it, a torch file nothing."""
+    job.create_parent()
     if job.out.suffix == ".safetensors":
         export(job.weights, job.out)
     else:
