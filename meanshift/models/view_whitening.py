@@ -8,6 +8,8 @@ own. This is ours, not the paper's; the effect is in docs/experiments.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -49,6 +51,28 @@ class ViewWhitening(nn.Module):
         matrix = torch.linalg.solve_triangular(factor, identity, upper=False).mT
         self.mean.copy_(features.mean(0))
         self.matrix.copy_(matrix)
+
+
+def as_classifier(whitening: ViewWhitening, layer: str) -> dict[str, Tensor]:
+    """The state of the network alone with its classifier `layer` as the whitening.
+
+    Networks of other programs have such a linear layer, and no whitening.
+    """
+    bias = -(whitening.mean.double() @ whitening.matrix.double())
+    return {
+        **whitening.network.state_dict(),
+        f"{layer}.weight": whitening.matrix.mT,
+        f"{layer}.bias": bias.to(whitening.mean.dtype),
+    }
+
+
+def from_classifier(
+    state: Mapping[str, Tensor], layer: str, mean: Float[Tensor, " features"]
+) -> dict[str, Tensor]:
+    """The state of a `ViewWhitening` from that of `as_classifier`, with its own mean: exactly."""
+    own = {f"{layer}.weight", f"{layer}.bias"}
+    network = {f"network.{name}": state[name] for name in state if name not in own}
+    return {**network, "mean": mean, "matrix": state[f"{layer}.weight"].mT}
 
 
 def without_whitening(backbone: nn.Module) -> nn.Module:

@@ -28,6 +28,7 @@ from meanshift.data import Source
 from meanshift.models import hub, third_party
 from meanshift.models.encoder import Encoder, build_backbone
 from meanshift.models.heads import mlp_from_state
+from meanshift.models.view_whitening import ViewWhitening, as_classifier, from_classifier
 from meanshift.runtime import checkpoint, checksum, rng
 from meanshift.runtime.files import atomic_writer
 from meanshift.runtime.run_directory import RunDirectory
@@ -206,24 +207,29 @@ def load_encoder(weights: Path | str) -> nn.Module:
     return load_weights(weights).backbone
 
 
-def export(weights: Weights, out: Path, *, half: bool = False) -> Path:
+def export(weights: Weights, out: Path, *, half: bool = False, classifier: str = "") -> Path:
     """Write the backbone with torchvision's or timm's parameter names, for any program.
 
     `half` halves the file: weights are stored in float16, but norms and their statistics are not.
+    `classifier` is the layer of another program's network that a whitened output is written as.
     """
     if weights.config is None:
         raise ValueError("export: need a run directory or one of its checkpoints")
     if out.suffix not in (".safetensors", ".pt", ".pth"):
         raise ValueError(f"{out}: need a name that ends in .safetensors, .pt or .pth")
-    state = {
-        key: (value.half() if half and value.ndim > 1 else value).contiguous()
-        for key, value in weights.backbone.state_dict().items()
-    }
     metadata = {
         "format": EXPORT_FORMAT,
         "title": weights.title,
         "config": weights.config.to_dict(),
         "source": weights.trained_on,
+    }
+    state = weights.backbone.state_dict()
+    if classifier and isinstance(weights.backbone, ViewWhitening):
+        state = as_classifier(weights.backbone, classifier)
+        metadata["whitening"] = {"layer": classifier, "mean": weights.backbone.mean.tolist()}
+    state = {
+        key: (value.half() if half and value.ndim > 1 else value).contiguous()
+        for key, value in state.items()
     }
     if out.suffix == ".safetensors":
         from safetensors.torch import save
@@ -457,7 +463,10 @@ def _from_export(contents: Mapping[str, Any], path: Path) -> Weights:
     metadata = _read_metadata(contents, path)
     config = _parse_config(metadata.get("config"), path)
     tensors = {key: value for key, value in contents.items() if isinstance(value, Tensor)}
-    backbone = _build(config, contents.get("state_dict", tensors), path)
+    state = contents.get("state_dict", tensors)
+    if whitening := metadata.get("whitening"):
+        state = from_classifier(state, whitening["layer"], torch.tensor(whitening["mean"]))
+    backbone = _build(config, state, path)
     return Weights(
         spec=str(path),
         backbone=backbone,

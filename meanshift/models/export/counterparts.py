@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
 from torchvision import models
 
 from meanshift.config import Encoder
 from meanshift.models.encoder import torchvision_options
+from meanshift.models.view_whitening import ViewWhitening, without_whitening
 from meanshift.models.weights import Weights
 
 TIMM_PREFIX = "timm:"
@@ -31,12 +34,18 @@ class Counterpart:
 
     name: str
     arguments: dict[str, Any]
+    classifier: str
+    """the layer that it has and the backbone has not; a whitened output takes its place"""
 
     def call(self, function: str, **more: Any) -> str:
         """The Python code of a call that builds it."""
-        arguments = {**self.arguments, **more}
-        words = [literal(self.name), *(f"{name}={literal(arguments[name])}" for name in arguments)]
-        return f"{function}({', '.join(words)})"
+        return call_code(function, self.name, {**self.arguments, **more})
+
+
+def call_code(function: str, name: str, arguments: dict[str, Any]) -> str:
+    """The Python code of a call with a name and keywords."""
+    words = [literal(name), *(f"{key}={literal(arguments[key])}" for key in arguments)]
+    return f"{function}({', '.join(words)})"
 
 
 def literal(value: Any) -> str:
@@ -47,28 +56,68 @@ def literal(value: Any) -> str:
 
 def in_torchvision(weights: Weights) -> Counterpart | None:
     """torchvision's network with exactly these parameters, beside its classifier."""
-    encoder = _plain_encoder(weights)
+    encoder = _standard_encoder(weights)
     if encoder is None or encoder.name not in models.list_models(module=models):
         return None
     if _channels(weights) != 3:
         return None
-    return Counterpart(encoder.name, torchvision_options(encoder.name, weights.image_size))
+    arguments = torchvision_options(encoder.name, weights.image_size)
+    if whitened := _whitened_features(weights):
+        arguments["num_classes"] = whitened
+    return Counterpart(encoder.name, arguments, _torchvision_classifier(weights, encoder.name))
 
 
 def in_timm(weights: Weights) -> Counterpart | None:
     """timm's network with exactly these parameters."""
-    encoder = _plain_encoder(weights)
+    encoder = _standard_encoder(weights)
     if encoder is None:
         return None
-    arguments: dict[str, Any] = {"num_classes": 0, "in_chans": _channels(weights)}
+    whitened = _whitened_features(weights)
+    arguments: dict[str, Any] = {"num_classes": whitened, "in_chans": _channels(weights)}
     if encoder.name in _SAME_NAMES:
-        return Counterpart(encoder.name, arguments)
+        classifier = _torchvision_classifier(weights, encoder.name)
+        return Counterpart(encoder.name, arguments, classifier)
     if not encoder.name.startswith(TIMM_PREFIX):
         return None
+    import timm  # it is there, as the network is one of timm's
+    from timm.models import get_pretrained_cfg
+
     name = encoder.name.removeprefix(TIMM_PREFIX)
-    if _has_size(name):
+    known = get_pretrained_cfg(name, allow_unregistered=True)
+    if known is not None and known.fixed_input_size:
         arguments["img_size"] = weights.image_size
-    return Counterpart(name, arguments)
+    if not whitened:
+        return Counterpart(name, arguments, "")
+    with torch.random.fork_rng(devices=[]):
+        theirs = timm.create_model(name, **arguments)
+    layer = _additional_layer(theirs, weights)
+    return None if layer is None else Counterpart(name, arguments, layer)
+
+
+def _torchvision_classifier(weights: Weights, name: str) -> str:
+    """The name of the last layer of torchvision's network."""
+    with torch.random.fork_rng(devices=[]):
+        options = torchvision_options(name, weights.image_size)
+        theirs = models.get_model(name, weights=None, **options)
+    layer = _additional_layer(theirs, weights)
+    assert layer is not None
+    return layer
+
+
+def _additional_layer(theirs: nn.Module, weights: Weights) -> str | None:
+    """The one layer that a network has and the backbone has not; None where they differ more."""
+    ours = without_whitening(weights.backbone).state_dict().keys()
+    additional = theirs.state_dict().keys() - ours
+    layers = {name.rpartition(".")[0] for name in additional}
+    if ours - theirs.state_dict().keys() or len(layers) != 1 or len(additional) != 2:
+        return None
+    return layers.pop()
+
+
+def _whitened_features(weights: Weights) -> int:
+    """The number of whitened features; 0 where the output is plain."""
+    backbone = weights.backbone
+    return len(backbone.mean) if isinstance(backbone, ViewWhitening) else 0
 
 
 def missing(weights: Weights, program: str) -> ValueError:
@@ -101,20 +150,11 @@ def describe(weights: Weights) -> str:
     return " ".join(parts)
 
 
-def _plain_encoder(weights: Weights) -> Encoder | None:
-    """The settings of a network without what only this program has."""
+def _standard_encoder(weights: Weights) -> Encoder | None:
+    """The settings of a network without stem and width that only this program has."""
     encoder = weights.encoder
     assert encoder is not None
-    own = encoder.stem != "imagenet" or encoder.width != 1 or encoder.output != "plain"
-    return None if own else encoder
-
-
-def _has_size(name: str) -> bool:
-    """Whether a network of timm is built for one size of images."""
-    from timm.models import get_pretrained_cfg  # there, as the network is one of timm's
-
-    known = get_pretrained_cfg(name, allow_unregistered=True)
-    return known is not None and bool(known.fixed_input_size)
+    return encoder if encoder.stem == "imagenet" and encoder.width == 1 else None
 
 
 def _channels(weights: Weights) -> int:

@@ -11,10 +11,11 @@ from typing import Any
 
 from meanshift.models import hub
 from meanshift.models.export.card import model_card
-from meanshift.models.export.counterparts import Counterpart, in_timm
+from meanshift.models.export.counterparts import Counterpart, call_code, in_timm
 from meanshift.models.export.job import Job
 from meanshift.models.export.safetensors import meanshift_code
 from meanshift.models.export.timm import timm_code
+from meanshift.models.view_whitening import without_whitening
 from meanshift.models.weights import export, fingerprint
 from meanshift.runtime import checksum
 from meanshift.runtime.files import write_text
@@ -28,7 +29,9 @@ def write(job: Job) -> None:
     _refuse_other_files(job)
     job.create_parent()
     job.out.mkdir(exist_ok=True)
-    model = export(job.weights, job.out / hub.MODEL_FILE)
+    counterpart = in_timm(job.weights)
+    classifier = "" if counterpart is None else counterpart.classifier
+    model = export(job.weights, job.out / hub.MODEL_FILE, classifier=classifier)
     write_text(job.out / "README.md", model_card(job, loading(job)))
     described = {
         "version": environment()["versions"]["meanshift"],
@@ -37,7 +40,6 @@ def write(job: Job) -> None:
         "checksum": checksum.recorded(model),
         "preprocessing": job.preprocessing,
     }
-    counterpart = in_timm(job.weights)
     config = {} if counterpart is None else timm_config(job, counterpart)
     text = json.dumps({**config, hub.CONFIG_KEY: described}, indent=2)
     write_text(job.out / hub.CONFIG_FILE, text + "\n")
@@ -47,8 +49,8 @@ def loading(job: Job) -> dict[str, str]:
     """The code for this program, and for timm where it has the network."""
     programs = {"meanshift": meanshift_code(f"hf:{job.out}")}
     if in_timm(job.weights) is not None:
-        folder = Counterpart(f"local-dir:{job.out}", {"pretrained": True})
-        programs["timm"] = timm_code(folder.call("timm.create_model"))
+        create = call_code("timm.create_model", f"local-dir:{job.out}", {"pretrained": True})
+        programs["timm"] = timm_code(create)
     return programs
 
 
@@ -56,10 +58,10 @@ def timm_config(job: Job, counterpart: Counterpart) -> dict[str, Any]:
     """What timm builds the network and its preprocessing from."""
     values = job.preprocessing
     size = values["image_size"]
-    state = job.state
+    state = without_whitening(job.weights.backbone).state_dict()
     return {
         "architecture": counterpart.name,
-        "num_classes": 0,
+        "num_classes": counterpart.arguments["num_classes"],
         "num_features": job.features,
         "model_args": {k: v for k, v in counterpart.arguments.items() if k != "num_classes"},
         "pretrained_cfg": {
@@ -70,7 +72,8 @@ def timm_config(job: Job, counterpart: Counterpart) -> dict[str, Any]:
             "crop_mode": values["crop"],
             "mean": values["mean"],
             "std": values["std"],
-            "num_classes": 0,
+            "num_classes": counterpart.arguments["num_classes"],
+            **({"classifier": counterpart.classifier} if counterpart.classifier else {}),
             "first_conv": next(n for n in state if state[n].ndim == 4).removesuffix(".weight"),
         },
     }

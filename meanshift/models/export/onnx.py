@@ -17,7 +17,6 @@ import torch
 
 from meanshift.models.export.counterparts import literal
 from meanshift.models.export.job import Job
-from meanshift.models.export.verify import ONNX_TOLERANCE
 from meanshift.models.weights import fingerprint
 from meanshift.runtime.extras import require
 from meanshift.runtime.files import atomic_writer
@@ -130,6 +129,6 @@ def _compare(job: Job, content: bytes) -> str:
     (together,) = session.run(None, {job.input: samples})
     (alone,) = session.run(None, {job.input: samples[:1]})
     features = np.concatenate([alone, together[1:]])
-    line = job.reference.compare(together, "onnxruntime", ONNX_TOLERANCE)
-    job.reference.compare(features, "onnxruntime, one sample alone", ONNX_TOLERANCE)
+    line = job.reference.compare(together, "onnxruntime")
+    job.reference.compare(features, "onnxruntime, one sample alone")
     return line

@@ -18,6 +18,8 @@ from meanshift.runtime import rng
 
 SAMPLES = 16
 """number of samples that features are compared on"""
+TOLERANCE = 1e-4
+"""largest difference of features that is allowed, as a fraction of the largest feature"""
 
 
 class Reference:
@@ -95,11 +97,8 @@ class Reference:
             features: Tensor = self._weights.backbone(self.samples)
         return features.float()
 
-    def compare(self, features: Float[np.ndarray, "..."], program: str, tolerance: float) -> str:
-        """One line about the largest difference; an error where it is above the tolerance.
-
-        The tolerance is a fraction of the largest feature.
-        """
+    def compare(self, features: Float[np.ndarray, "..."], program: str) -> str:
+        """One line about the largest difference; an error where it is above the tolerance."""
         expected = self.features.numpy()
         if features.shape != expected.shape:
             raise ValueError(
@@ -112,9 +111,9 @@ class Reference:
             f"{program}: largest difference {difference:.2g}, largest feature {largest:.4g} "
             f"({len(expected)} samples of {self.source.name})"
         )
-        if not difference <= tolerance * largest:  # NaN is an error as well
+        if not difference <= TOLERANCE * largest:  # NaN is an error as well
             raise ValueError(
-                f"{line}; at most {tolerance * largest:.2g} is allowed, so the exported network is "
+                f"{line}; at most {TOLERANCE * largest:.2g} is allowed, so the exported network is "
                 f"not that of {self._weights.spec}"
             )
         return line

@@ -1,14 +1,19 @@
-"""The format `timm`: a checkpoint for timm's own network, without its classifier."""
+"""The format `timm`: a checkpoint for timm's own network, as `torchvision` for torchvision's."""
 
 from __future__ import annotations
 
 from meanshift.models.export.counterparts import in_timm, missing
 from meanshift.models.export.job import Job
-from meanshift.models.export.torchvision import write
+from meanshift.models.export.torchvision import write_state
 
 SUFFIXES = (".safetensors", ".pth", ".pt")
 
-__all__ = ["SUFFIXES", "loading", "write"]
+
+def write(job: Job) -> None:
+    """Write the state dict of timm's network."""
+    counterpart = in_timm(job.weights)
+    assert counterpart is not None
+    write_state(job, counterpart.classifier)
 
 
 def loading(job: Job) -> dict[str, str]:

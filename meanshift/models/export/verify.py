@@ -16,11 +16,6 @@ from torch import Tensor
 from meanshift.models.export.job import Job
 from meanshift.runtime.extras import require
 
-TOLERANCE = 1e-5
-"""largest difference of features that torch computes, as a fraction of the largest feature"""
-ONNX_TOLERANCE = 1e-4
-"""the same for features that another engine computes"""
-
 _EXTRAS = {"timm": "timm", "onnxruntime": "onnx"}
 """the extras of programs that are optional"""
 
@@ -35,8 +30,7 @@ def require_programs(programs: Iterable[str]) -> None:
 def verify(program: str, code: str, job: Job) -> str:
     """Compare the features that `code` computes with those of the run; return one line."""
     features = _run_fresh(program, code, job.reference.samples)
-    tolerance = ONNX_TOLERANCE if program == "onnxruntime" else TOLERANCE
-    return job.reference.compare(features, f"{job.out}: read by {program}", tolerance)
+    return job.reference.compare(features, f"{job.out}: read by {program}")
 
 
 def _run_fresh(
