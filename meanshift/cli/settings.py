@@ -184,6 +184,7 @@ def _metavar(kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
         return "{" + ",".join(map(str, typing.get_args(kind))) + "}"
     if typing.get_origin(kind) is tuple:
-        return ",".join(_metavar(each) for each in typing.get_args(kind))
+        kinds = typing.get_args(kind)
+        return ",".join("..." if each is ... else _metavar(each) for each in kinds)
     names = {int: "INT", float: "FLOAT", str: "TEXT", bool: "true|false"}
     return names.get(kind, "VALUE")

@@ -29,7 +29,9 @@ def parse(value: Any, kind: Any, path: str) -> Any:
         raise ValueError(f"{path}: got {value!r}, need {' or '.join(a.__name__ for a in args)}")
     if origin is tuple:
         parts = value.replace(",", " ").split() if isinstance(value, str) else value
-        if args[1:] == (...,) and isinstance(parts, (list, tuple)):
+        if args[1:] == (...,):
+            if not isinstance(parts, (list, tuple)):
+                raise ValueError(f"{path}: got {value!r}, need values with commas between them")
             args = args[:1] * len(parts)
         if not isinstance(parts, (list, tuple)) or len(parts) != len(args):
             raise ValueError(f"{path}: got {value!r}, need {len(args)} numbers, as in 0.2,1.0")

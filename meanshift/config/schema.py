@@ -271,8 +271,9 @@ class Train:
     """snapshots for figures: before training, after it, the rest between, early ones denser"""
     snapshot_images: int = 1000
     """training images whose features a snapshot stores"""
-    tensorboard: bool = False
-    """write TensorBoard events beside metrics.jsonl (needs the extra `tensorboard`)"""
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    """programs that get the lines of metrics.jsonl, as tensorboard,wandb: files in the run
+    directory, nothing is sent (docs/trackers.md; each needs the extra of its name)"""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "log_every", "snapshot_images"):
@@ -286,6 +287,8 @@ class Train:
         for name in ("keep_every", "monitor_every", "snapshots"):
             value = getattr(self, name)
             need(value >= 0, f"train.{name}", value, "0 or more")
+        once = len(set(self.trackers)) == len(self.trackers)
+        need(once, "train.trackers", ",".join(self.trackers), "each name once")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -436,7 +439,7 @@ def _keep_given_weights(groups: dict[str, dict[str, Any]]) -> None:
 
 RESUME_SAFE = frozenset(
     "data.source data.group data.workers data.max_bad_fraction train.device train.save_every "
-    "train.keep_every train.log_every train.monitor_every train.tensorboard train.compile "
+    "train.keep_every train.log_every train.monitor_every train.trackers train.compile "
     "train.timeout".split()
 )
 """Settings that may change when a run is continued, whatever its method. The images have a

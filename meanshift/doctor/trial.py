@@ -126,7 +126,7 @@ def _quick(config: Config, some: Source) -> Config:
             "train.batch_size": min(config.train.batch_size, len(some)),
             "train.epochs": max(config.train.epochs, 2 * _STEPS),  # enough steps of few samples
             "train.compile": False,
-            "train.tensorboard": False,
+            "train.trackers": (),
         }
     )
 

@@ -129,11 +129,9 @@ class Session:
 
     def log(self, kind: str, epoch: int, metrics: dict[str, Any]) -> None:
         """Write a line of metrics.jsonl, and the same to the trackers."""
-        step = self.state.step
-        self.run_directory.append(
-            "metrics.jsonl", {"kind": kind, "step": step, "epoch": epoch, **metrics}
-        )
-        self.trackers.log(kind, step, metrics)
+        line = {"kind": kind, "step": self.state.step, "epoch": epoch, **metrics}
+        self.run_directory.append("metrics.jsonl", line)
+        self.trackers.log(line)
 
     def save(self) -> None:
         """Write a checkpoint of the present step, after the metrics that led to it."""
@@ -147,6 +145,10 @@ class Session:
         if keep_steps and self.state.step % keep_steps == 0:
             self.keep()
         resume.save(self.run_directory, self.state, about)
+        self.trackers.saved()
+
+    def close_trackers(self) -> None:
+        self.trackers.close(finished=self.state.step >= self.schedule.total)
 
     def keep(self) -> None:
         """Never delete the checkpoint of the present step."""
@@ -182,8 +184,8 @@ def open_session(
             if values is None:
                 session.start.save(session.backbone)
         session.console.start(session.state.step)
-        session.trackers.start(session.state.step)
-        stack.callback(session.trackers.close)
+        session.trackers.start(session.warn)
+        stack.callback(session.close_trackers)
         images = math.ceil(session.config.train.batch_size / distributed.world_size())
         for message in (
             *describe_samples(session.config, session.transform.single_views()),
