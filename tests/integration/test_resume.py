@@ -10,9 +10,10 @@ import pytest
 
 from meanshift.runtime import checkpoint, signals
 from meanshift.training import loop
-from meanshift.training.step import TrainStep
 from tests.support.exact import assert_same
 from tests.support.processes import (
+    in_step,
+    kill_in,
     make_photos,
     outcome,
     pretrain_command,
@@ -44,27 +45,6 @@ def finish(command, out, **how):
     codes, group = run_processes(1, command, out.parent / "last", **how)
     assert codes == [0], group.output
     return group.output
-
-
-def in_step(steps, act):
-    """Makes a process do something in each of these steps that it reaches."""
-
-    def patch():
-        step = TrainStep.__call__
-
-        def changed(self, images, now):
-            if now.step in steps:
-                act()
-            return step(self, images, now)
-
-        TrainStep.__call__ = changed
-
-    return patch
-
-
-def kill_in(*steps):
-    """Makes a process kill itself in the first of these steps that it reaches."""
-    return in_step(steps, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def close_output():

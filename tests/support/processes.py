@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image
 
 from meanshift.runtime import checkpoint
+from meanshift.training.step import TrainStep
 from tests.support.forked import RANK_VARIABLES, ForkedCommand, free_port, rank_environment
 
 DEADLINE = 240.0
@@ -209,6 +210,27 @@ def limit_file_size(size: int) -> Callable[[], None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
     return limit
+
+
+def in_step(steps: Sequence[int], act: Callable[[], None]) -> Callable[[], None]:
+    """A `before` that makes a process do something in each of these steps that it reaches."""
+
+    def patch() -> None:
+        step = TrainStep.__call__
+
+        def changed(self: TrainStep, images: Any, now: Any) -> Any:
+            if now.step in steps:
+                act()
+            return step(self, images, now)
+
+        TrainStep.__call__ = changed  # type: ignore[method-assign]
+
+    return patch
+
+
+def kill_in(*steps: int) -> Callable[[], None]:
+    """A `before` that makes a process kill itself in the first of these steps that it reaches."""
+    return in_step(steps, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def worker_pid(launcher: ProcessGroup, rank: int) -> int | None:

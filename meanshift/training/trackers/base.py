@@ -58,7 +58,7 @@ class Tracker(ABC):
         return path.read_text().strip()
 
 
-def scalars(line: Line) -> dict[str, float]:
+def scalars(line: Line) -> dict[str, float | int]:
     """The values of a line by the names that trackers show, as `train/loss`."""
     return {
         f"{line['kind']}/{name}": value
