@@ -10,11 +10,13 @@ import sys
 import pytest
 
 from meanshift.config import Config
+from meanshift.runtime import signals
 from meanshift.runtime.run_directory import RunDirectory
 from meanshift.training.loop import pretrain
 from meanshift.training.trackers import Trackers
 from tests.support.forked import free_port
 from tests.support.processes import (
+    in_step,
     kill_in,
     make_photos,
     pretrain_command,
@@ -67,17 +69,17 @@ def check_all(run):
     assert len(list((run / "wandb").glob("*run-*"))) == 1
 
 
-def start(run, name, *, fail=True, **settings):
+def start(run, name, *, warn=None, **settings):
     """Trackers of an existing run directory; a failure is an error."""
 
-    def warn(_, message):
-        assert not fail, message
+    def fail(_, message):
+        raise AssertionError(message)
 
     config = Config().with_overrides({"train.trackers": name, **settings})
     directory = RunDirectory(run)
     directory.begin(config, extra={})
     opened = Trackers(config, directory)
-    opened.start(warn)
+    opened.start(warn or fail)
     return opened
 
 
@@ -173,20 +175,30 @@ def test_mlflow_uses_the_store_of_the_environment(tmp_path, monkeypatch):
     assert not (tmp_path / "run" / "mlflow").exists()
 
 
+SERVICE_DIES = """
+import sys
+import wandb
+from pathlib import Path
+from tests.training.test_real_trackers import line, start
+
+opened = start(Path(sys.argv[1]), "wandb", warn=lambda kind, message: print(kind, message))
+service = wandb.setup()._connection._proc._process
+service.kill()
+service.wait()
+for step in range(1, 100):
+    opened.log(line(step, 1.0))
+    opened.saved()
+opened.close(finished=True)
+"""
+
+
 def test_wandb_whose_service_dies_is_a_warning(tmp_path):
     """As when the system kills it for its memory."""
-    import wandb
-
-    opened = start(tmp_path, "wandb", fail=False)
-    service = wandb.setup()._connection._proc._process
-    service.kill()
-    service.wait()
-    for step in range(1, 200):
-        opened.log(line(step, 1.0))
-        opened.saved()
-    opened.close(finished=True)
-    wandb.teardown(1)
-    assert not opened.active
+    process = subprocess.run(
+        [sys.executable, "-c", SERVICE_DIES, str(tmp_path)], capture_output=True, text=True
+    )
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.count("tracker wandb failed (ConnectionResetError") == 1
 
 
 @pytest.mark.slow
@@ -240,14 +252,18 @@ def test_an_online_run_continues_after_the_rows_that_the_server_has(tmp_path, mo
     with serve_wandb() as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
-        codes, group = run_processes(1, command, tmp_path / "killed", before={0: kill_in(12)})
+        stop = in_step((12,), lambda: os.kill(os.getpid(), signal.SIGTERM))
+        codes, group = run_processes(1, command, tmp_path / "stopped", before={0: stop})
+        assert codes == [signals.REQUEUE], group.output
+        sent = len(server.rows[(run / "tracker-id").read_text().strip()])
+        codes, group = run_processes(1, command, tmp_path / "killed", before={0: kill_in(15)})
         assert codes == [-signal.SIGKILL], group.output
         codes, group = run_processes(1, command, tmp_path / "last")
         assert codes == [0], group.output
     assert "tracker" not in {warning["kind"] for warning in read_lines(run, "warnings.jsonl")}
     ((_, rows),) = server.rows.items()
     assert row_values(rows) == expected_values(run)
-    assert len(set(server.offsets)) > 1
+    assert sent == 14 and server.offsets[:2] == [0, sent]
 
 
 @pytest.mark.slow
