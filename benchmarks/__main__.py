@@ -11,12 +11,12 @@ from benchmarks import TABLES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the tables, or one of step, cost and transfer alone."""
+    """Run the tables, or one of step, cost, transfer and index alone."""
     parser = _parser()
     args = parser.parse_args(arguments)
     try:
         _check(args)
-        if args.names[:1] in (["step"], ["cost"], ["transfer"]):
+        if args.names[:1] in (["step"], ["cost"], ["transfer"], ["index"]):
             _run_alone(args)
         else:
             from benchmarks.run import run_tables
@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"any of {', '.join(TABLES)} [all of these, some minutes], scale (steps in 1, 2 and 4 "
         f"processes); or alone: step (the phases of a step), cost [RUN] (the search's fraction of "
         f"a step by the size of the bank; of a run, written to its results), transfer (45 "
-        f"penalties against scikit-learn)",
+        f"penalties against scikit-learn), index (memory and recall of `meanshift index`)",
     )
     parser.add_argument(
         "--rounds", type=int, help="alternating rounds; the median counts [3, cost: 9, transfer: 1]"
@@ -64,6 +64,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="evaluation: 20-NN alone, on an .npz of `meanshift embed` [generated rows]",
     )
+    index = parser.add_argument_group("index")
+    index.add_argument("--rows", type=int, default=1_000_000, help="synthetic rows [1000000]")
+    index.add_argument("--dim", type=int, default=128, help="their dimensions [128]")
+    index.add_argument("--memory", type=float, default=4.0, help="of the index, in GB [4]")
+    index.add_argument(
+        "--kind", choices=["auto", "flat", "ivf-sq8", "ivf-pq"], default="auto", help="[auto]"
+    )
+    index.add_argument("--keep", action="store_true", help="leave the index in --out")
     return parser
 
 
@@ -71,12 +79,12 @@ def _check(args: argparse.Namespace) -> None:
     names = args.names
     if args.rounds is not None and args.rounds < 1:
         raise ValueError(f"--rounds: got {args.rounds}, need 1 or more")
-    alone = names[:1] in (["step"], ["transfer"]) and len(names) == 1
+    alone = names[:1] in (["step"], ["transfer"], ["index"]) and len(names) == 1
     cost = names[:1] == ["cost"] and len(names) <= 2
     if not (alone or cost or set(names) <= {*TABLES, "scale"}):
         raise ValueError(
-            f"got {' '.join(names)}; need any of {', '.join(TABLES)}, scale; or step, transfer or "
-            f"cost [RUN], alone"
+            f"got {' '.join(names)}; need any of {', '.join(TABLES)}, scale; or step, transfer, "
+            f"index or cost [RUN], alone"
         )
     if args.features is not None:
         if "evaluation" not in (names or TABLES):
@@ -86,6 +94,15 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _run_alone(args: argparse.Namespace) -> None:
+    if args.names == ["index"]:
+        from benchmarks.index import measure_index
+
+        print(
+            measure_index(
+                args.rows, args.dim, args.out, memory=args.memory, kind=args.kind, keep=args.keep
+            )
+        )
+        return
     from benchmarks.step import STEP, measure_step
     from benchmarks.transfer import measure_transfer
     from meanshift.reproduce.cost import describe_cost, measure_cost

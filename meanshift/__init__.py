@@ -13,10 +13,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meanshift.api import Model, Neighbors, evaluate, fit, load, recipes
+    from meanshift.api import Model, evaluate, fit, load, recipes
     from meanshift.config import Config
     from meanshift.config.recipes import recipe
     from meanshift.estimator import MeanShiftEncoder
+    from meanshift.evaluation.index import Index
+    from meanshift.evaluation.samples import Neighbors
     from meanshift.methods.base import Method
     from meanshift.methods.memory_bank import MemoryBank
     from meanshift.methods.msf import MeanShift
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Config",
+    "Index",
     "MeanShift",
     "MeanShiftEncoder",
     "MemoryBank",
@@ -48,12 +51,13 @@ __all__ = [
 
 _MODULES = {
     "Config": "meanshift.config",
+    "Index": "meanshift.evaluation.index",
     "MeanShift": "meanshift.methods.msf",
     "MemoryBank": "meanshift.methods.memory_bank",
     "MeanShiftEncoder": "meanshift.estimator",
     "Method": "meanshift.methods.base",
     "Model": "meanshift.api",
-    "Neighbors": "meanshift.api",
+    "Neighbors": "meanshift.evaluation.samples",
     "evaluate": "meanshift.api",
     "fit": "meanshift.api",
     "load": "meanshift.api",

@@ -15,15 +15,13 @@ import signal
 import tempfile
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
-import torch
-from jaxtyping import Float, Int
-from PIL import Image
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import nn
 from torch.utils.data import Dataset
 
 from meanshift.config import Config
@@ -32,26 +30,29 @@ from meanshift.config.methods import settings_class
 from meanshift.config.parsing import close
 from meanshift.config.recipes import RECIPES, describe
 from meanshift.config.recipes import recipe as find_recipe
-from meanshift.config.samples import Kind
-from meanshift.data import Source, Subset, UnreadableSample, open_source
-from meanshift.data.folder import FolderSource
-from meanshift.data.in_memory import IN_MEMORY, SampleSource, as_source, is_array, prepare
+from meanshift.data import Source, Subset, open_source
+from meanshift.data.in_memory import IN_MEMORY, SampleSource, as_source
 from meanshift.data.open import SourceSpec
 from meanshift.evaluation import PROTOCOLS
 from meanshift.evaluation.context import EncoderContext, EvaluationContext, FeatureSet
 from meanshift.evaluation.knn import KNNMonitor
 from meanshift.evaluation.knn import neighbors as nearest
 from meanshift.evaluation.result import Result
+from meanshift.evaluation.samples import (
+    Neighbors,
+    Sample,
+    as_several,
+    embed_samples,
+    extract_readable,
+    label_of,
+    path_of,
+)
 from meanshift.models.export import export_weights
-from meanshift.models.features import BATCH_SIZE, extract_features
+from meanshift.models.features import BATCH_SIZE
 from meanshift.models.weights import Weights, export, load_weights, source_places
 from meanshift.runtime.signals import Stopped
 from meanshift.training.loop import pretrain
 
-_DIMENSIONS = {"image": 3, "signal": 2, "vector": 1}  # of one sample
-
-Sample = str | Path | Image.Image | np.ndarray | Tensor
-"""one image: a path, a PIL image, or an array with the channels first or last"""
 Data = str | Path | Iterable[Sample] | Dataset[Any] | Source | Mapping[str, Any]
 """a SOURCE or samples in memory; a mapping has them by split"""
 
@@ -101,18 +102,6 @@ def load(weights: Path | str, *, device: str = "auto") -> Model:
     32
     """
     return Model(load_weights(weights), device=device)
-
-
-@dataclass(frozen=True)
-class Neighbors:
-    """The samples that are most similar to another one, the most similar first."""
-
-    indices: Int[np.ndarray, " k"]
-    """in the samples that were searched"""
-    similarities: Float[np.ndarray, " k"]
-    """cosine of the angle between the embeddings: 1 is the same direction"""
-    paths: list[str]
-    """files, or the titles of samples that have none"""
 
 
 class Model:
@@ -168,22 +157,7 @@ class Model:
         >>> len(load("runs/photos").embed("a.jpg"))
         1
         """
-        several = _several(samples, self._kind)
-        if not isinstance(several, list):
-            return self._extract(self._as_source(several), batch_size).numpy()
-        # Arrays are enlarged and files are not, also where they are in one list.
-        groups: dict[Any, list[int]] = {}
-        for index, sample in enumerate(several):
-            prepare(sample, f"sample {index}", self._kind)
-            groups.setdefault(getattr(sample, "shape", None), []).append(index)
-        parts = [
-            self._extract(self._as_source([several[i] for i in indices]), batch_size, indices)
-            for indices in groups.values()
-        ]
-        if not parts:
-            raise ValueError("embed: got no samples; need at least one")
-        order = torch.tensor([index for indices in groups.values() for index in indices])
-        return torch.cat(parts)[order.argsort()].numpy()
+        return embed_samples(self._context, samples, batch_size=batch_size).numpy()
 
     def neighbors(self, sample: Sample, k: int = 5, *, data: Data | None = None) -> Neighbors:
         """The `k` samples of `data` (default: what the run was trained on) nearest to a sample.
@@ -201,27 +175,21 @@ class Model:
                 f"k: got {k}, need 1 to {len(searched)}: {searched.name} has {len(searched)} "
                 f"readable samples"
             )
-        several = _several(sample, self._kind)
+        kind = self._context.kind
+        several = as_several(sample, kind)
         if len(several) != 1:
             raise TypeError(f"neighbors: got {len(several)} samples, need one; call it for each")
         query = (
-            self._as_source(several) if searched.uniform else SampleSource(several, kind=self._kind)
+            as_source(several, kind=kind) if searched.uniform else SampleSource(several, kind=kind)
         )
-        found = nearest(features.features, self._extract(query), k, device=self._context.device)
+        rows_of_query = extract_readable(self._context, query)
+        found = nearest(features.features, rows_of_query, k, device=self._context.device)
         ((indices, similarities),) = found
         rows = indices[0]
         in_source = searched.indices[rows] if isinstance(searched, Subset) else rows
-        paths = [_path(searched, int(row)) for row in rows]
-        return Neighbors(in_source.numpy(), similarities[0].numpy(), paths)
-
-    @property
-    def _kind(self) -> Kind:
-        """What the network takes."""
-        spec = self.weights.sample_spec
-        return "image" if spec is None else spec.kind
-
-    def _as_source(self, samples: Any) -> Source:
-        return as_source(samples, kind=self._kind)
+        paths = [path_of(searched, row) for row in rows.tolist()]
+        labels = [label_of(searched, row) for row in rows.tolist()]
+        return Neighbors(in_source.numpy(), similarities[0].numpy(), paths, labels)
 
     def save(self, path: Path | str) -> Path:
         """Export the backbone to a .safetensors, .pt or .pth file; `load` and torch read it."""
@@ -267,26 +235,6 @@ class Model:
         if self.config is None:
             raise ValueError(f"{self.weights.spec}: is no run, so give samples: data=...")
         return source_places(self.weights, self.config)[0]
-
-    def _extract(
-        self, source: Source, batch_size: int = BATCH_SIZE, indices: Sequence[int] = ()
-    ) -> Float[Tensor, "n features"]:
-        """The features of a source, or an error that names a sample that cannot be read."""
-        context = self._context
-        bad: dict[int, UnreadableSample] = {}
-        rows = extract_features(
-            context.backbone,
-            context.adapted(source),
-            image_size=context.image_size,
-            device=context.device,
-            batch_size=batch_size,
-            bad=bad,
-        )
-        for index, error in bad.items():
-            place = indices[index] if indices else index
-            title = error.title if error.title != f"#{index}" else f"sample {place}"
-            raise ValueError(f"{title} cannot be read ({error.reason}); repair it or leave it out")
-        return rows
 
 
 @overload
@@ -425,28 +373,6 @@ class _TemporaryFolder:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _TemporaryFolder, ()
-
-
-def _several(samples: Any, kind: Kind) -> Any:
-    """Samples as a list, or as one array or Dataset; one sample alone becomes a list of one."""
-    if isinstance(samples, (str, Path)) and Path(samples).is_dir():
-        raise ValueError(
-            f"{samples}: is a folder, need files: sorted(Path({str(samples)!r}).glob('*.jpg'))"
-        )
-    if is_array(samples):
-        return [samples] if samples.ndim <= _DIMENSIONS[kind] else samples
-    if isinstance(samples, (Dataset, Source)):
-        return samples
-    alone = isinstance(samples, (str, Path, Image.Image)) or not isinstance(samples, Iterable)
-    return [samples] if alone else list(samples)
-
-
-def _path(source: Source, index: int) -> str:
-    """The file of a sample, or its title where it has none."""
-    title = source.title(index)
-    while isinstance(source, Subset):
-        source = source.source
-    return str(source.root / title) if isinstance(source, FolderSource) else title
 
 
 def _protocol(name: str) -> Any:

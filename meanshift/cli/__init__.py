@@ -23,6 +23,7 @@ from meanshift.cli import (
     explore,
     export,
     figures,
+    index,
     methods,
     pack,
     predict,
@@ -30,6 +31,7 @@ from meanshift.cli import (
     recipes,
     report,
     reproduce,
+    search,
 )
 from meanshift.cli.arguments import Parser, ShowVersions
 from meanshift.cli.output import check_single_process, print_error, print_status
@@ -52,6 +54,8 @@ COMMANDS: dict[str, Any] = {
     "report": report,
     "explore": explore,
     "predict": predict,
+    "index": index,
+    "search": search,
     "reproduce": reproduce,
     "recipes": recipes,
     "methods": methods,

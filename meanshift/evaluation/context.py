@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from meanshift.config.samples import Kind
 from meanshift.data import Source, Subset, describe_splits, evaluation_splits, is_trained_on
 from meanshift.data.open import SourceSpec, source_name
 from meanshift.evaluation.result import Result, result_name, save_result, short_hash
@@ -111,6 +112,12 @@ class EncoderContext:
     def fingerprint(self) -> str:
         """A short name for exactly these weights."""
         return fingerprint(self.backbone)
+
+    @property
+    def kind(self) -> Kind:
+        """What the network takes."""
+        spec = self.weights.sample_spec
+        return "image" if spec is None else spec.kind
 
     def features(self, source: Source, *, resize: int = 0, bicubic: bool = False) -> FeatureSet:
         """The features of a source, extracted once, without the images that cannot be read."""

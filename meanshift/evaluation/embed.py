@@ -22,12 +22,14 @@ from meanshift.runtime.device import pick_device, pick_precision
 from meanshift.runtime.extras import require
 from meanshift.runtime.files import atomic_writer
 
+NOTE = "meanshift"
+"""key of a note in the metadata of a Parquet file"""
 _ROWS = 16_384
 """rows that are written at a time"""
 
 
 @dataclass(frozen=True)
-class _Split:
+class EmbeddedSplit:
     """The embeddings of one split of a source."""
 
     name: str
@@ -79,16 +81,16 @@ def embed(
             precision=pick_precision(precision, torch_device),
             workers=workers,
         )
-        splits.append(_Split(name, split, embeddings, ids))
+        splits.append(EmbeddedSplit(name, split, embeddings, ids))
     with distributed.fail_together():
         if distributed.rank() == 0:
             _write(out, splits)
     return sum(len(split.ids) for split in splits), splits[0].embeddings.shape[1]
 
 
-def _write(out: Path, splits: list[_Split]) -> None:
+def _write(out: Path, splits: list[EmbeddedSplit]) -> None:
     """Write all splits to one file."""
-    write_file = _write_npz if out.suffix == ".npz" else _write_parquet
+    write_file = _write_npz if out.suffix == ".npz" else write_parquet
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
         with atomic_writer(out) as file:
@@ -97,7 +99,7 @@ def _write(out: Path, splits: list[_Split]) -> None:
         raise OSError(f"{out}: could not be written ({error}); make room and try again") from error
 
 
-def _columns(splits: list[_Split]) -> Iterator[tuple[dict[str, list[Any]], Tensor]]:
+def _columns(splits: list[EmbeddedSplit]) -> Iterator[tuple[dict[str, list[Any]], Tensor]]:
     """The columns and the embeddings of some thousand images at a time."""
     for split in splits:
         source = split.source
@@ -113,7 +115,7 @@ def _columns(splits: list[_Split]) -> Iterator[tuple[dict[str, list[Any]], Tenso
             yield columns, rows
 
 
-def _write_npz(file: BinaryIO, splits: list[_Split]) -> None:
+def _write_npz(file: BinaryIO, splits: list[EmbeddedSplit]) -> None:
     columns: dict[str, list[Any]] = {"file": [], "id": [], "split": [], "label": []}
     for part, _ in _columns(splits):
         for name, values in part.items():
@@ -129,7 +131,10 @@ def _write_npz(file: BinaryIO, splits: list[_Split]) -> None:
                 np.lib.format.write_array(member, array, allow_pickle=False)
 
 
-def _write_parquet(file: BinaryIO, splits: list[_Split]) -> None:
+def write_parquet(
+    file: BinaryIO, splits: list[EmbeddedSplit], *, row_group: int = _ROWS, note: str = ""
+) -> None:
+    """Write names, ids, splits, labels and embeddings, with a note in the metadata of the file."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -141,11 +146,13 @@ def _write_parquet(file: BinaryIO, splits: list[_Split]) -> None:
             ("split", pa.string()),
             ("label", pa.string()),
             ("embedding", pa.list_(pa.float32(), width)),
-        ]
+        ],
+        metadata={NOTE: note} if note else None,
     )
-    with parquet.ParquetWriter(file, schema) as writer:
+    with parquet.ParquetWriter(file, schema, use_dictionary=["split", "label"]) as writer:
         for columns, rows in _columns(splits):
             flat = pa.array(rows.contiguous().numpy().reshape(-1))
             embedding = pa.FixedSizeListArray.from_arrays(flat, width)
             arrays = [pa.array(columns[name], schema.field(name).type) for name in columns]
-            writer.write_table(pa.Table.from_arrays([*arrays, embedding], schema=schema))
+            table = pa.Table.from_arrays([*arrays, embedding], schema=schema)
+            writer.write_table(table, row_group_size=row_group)

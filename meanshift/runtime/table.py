@@ -1,8 +1,8 @@
-"""Metrics as a plain-text table."""
+"""Plain-text tables: of metrics, and of any text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 def table(columns: Mapping[str, Mapping[str, float]], *, as_rows: bool = False) -> str:
@@ -31,6 +31,19 @@ def table(columns: Mapping[str, Mapping[str, float]], *, as_rows: bool = False) 
     if len(cells) == 1 and not as_rows:
         del lines[0]
     return "\n".join(lines)
+
+
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> str:
+    """Format rows of text below a header; columns whose names are in `right` end at the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    aligned = [">" if name in right.split() else "<" for name in header]
+    return "\n".join(
+        "  "
+        + "  ".join(
+            f"{cell:{side}{width}}" for cell, side, width in zip(row, aligned, widths, strict=True)
+        ).rstrip()
+        for row in (header, *rows)
+    )
 
 
 def _format_metrics(metrics: Mapping[str, float]) -> dict[str, str]:
