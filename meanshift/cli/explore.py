@@ -16,6 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="SOURCE", help="where its images are now")
     add_bands(parser)
     parser.add_argument("--metadata", type=Path, metavar="CSV", help="file,column,... to color by")
+    parser.add_argument(
+        "--index", type=Path, metavar="INDEX", help="search the images of this index too"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="[127.0.0.1]; others need a token")
     parser.add_argument("--port", type=int, help="[8800, or the next that is free]")
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
@@ -33,5 +36,6 @@ def run(args: argparse.Namespace) -> int:
         data=args.data,
         metadata=args.metadata,
         bands=args.bands,
+        index=args.index,
     )
     return 0

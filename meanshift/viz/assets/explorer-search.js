@@ -86,7 +86,9 @@ async function runSearch() {
     const image = query.file ? "" : `&of=${query.source}&index=${query.index}`;
     const {found} = await request(`/api/search?in=${source}&epoch=${epoch}${image}`, {method: "POST", body: query.file || ""});
     if (!isWanted()) return;
-    showResults($("search-status"), `${found.length} images, nearest first`, epoch, $("search-epoch"), runSearch);
+    const text = `${formatCount(found.length)} images, nearest first`;
+    if (source === "index") $("search-status").textContent = `${text}; features of the index`;
+    else showResults($("search-status"), text, epoch, $("search-epoch"), runSearch);
     $("found").replaceChildren(...found.map(foundCard));
   } catch (error) {
     if (isWanted()) showErrorIn("search-status", error.message);
@@ -110,6 +112,7 @@ $("use-selected").addEventListener("click", () => {
 });
 for (const id of ["search-in", "search-epoch"]) {
   $(id).addEventListener("change", () => {
+    $("search-epoch").disabled = $("search-in").value === "index";  // it has weights of its own
     if (state.query) runSearch();
   });
 }

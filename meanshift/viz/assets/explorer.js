@@ -217,9 +217,11 @@ function fillColorings() {
 function fillSelects() {
   const snapshot = {name: "snapshot", title: "the map's images", count: state.images.indices.length};
   for (const select of document.querySelectorAll(".source-select")) {
-    select.replaceChildren(...[snapshot, ...state.run.sources].map(source =>
+    const index = state.run.index && select.id === "search-in" ? [state.run.index] : [];  // it can only be searched
+    select.replaceChildren(...[...index, snapshot, ...state.run.sources].map(source =>
       element("option", {value: source.name}, `${source.title} (${formatCount(source.count)})`)));
   }
+  $("search-epoch").disabled = Boolean(state.run.index);
 }
 
 /* While it trains: the newest metrics, and a button that stops it */

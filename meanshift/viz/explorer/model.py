@@ -18,6 +18,7 @@ from meanshift.ops.topk import nearest_neighbors
 from meanshift.runtime import rng
 from meanshift.viz import analysis
 from meanshift.viz.explorer.background import BackgroundTasks, Pending, ProgressCallback
+from meanshift.viz.explorer.indexed import INDEX, IndexedSource
 from meanshift.viz.explorer.labeling import Labeling
 from meanshift.viz.explorer.landmarks import place_others
 from meanshift.viz.explorer.live import LiveRun, to_json_number
@@ -33,13 +34,19 @@ LANDMARKS = 5000
 """images that t-SNE embeds; the others are placed by their nearest among them"""
 _COPY_DISTANCE = 1e-3
 """between the features of copies, which round differently in another batch"""
-_TITLES = {"train": "all training images", "validation": "validation images"}
+_TITLES = {
+    INDEX: "indexed images",
+    "train": "all training images",
+    "validation": "validation images",
+}
 
 
 class Explorer:
     """A run and its images, as far as they are still there."""
 
-    def __init__(self, run: Run, *, metadata: Path | None = None) -> None:
+    def __init__(
+        self, run: Run, *, metadata: Path | None = None, indexed: IndexedSource | None = None
+    ) -> None:
         self.run = run
         self.live = LiveRun(run)
         self.thumbnails = Thumbnails(run.to_rgb)
@@ -52,6 +59,8 @@ class Explorer:
                 self.sources["validation"] = run.validation
         except MissingData as error:
             self.missing = str(error)
+        self.indexed = indexed
+        """images that are searched over an index, as they may be too many for memory"""
         self.cache_key = self._cache_key()
         self._metadata_file = metadata
         self.metadata: Metadata | None = None
@@ -67,7 +76,8 @@ class Explorer:
 
     def _cache_key(self) -> str:
         """A part of the images' addresses that changes with the run and with the images."""
-        wholes = [s.source if isinstance(s, Subset) else s for s in self.sources.values()]
+        sources = [*self.sources.values(), *([self.indexed] if self.indexed else [])]
+        wholes = [s.source if isinstance(s, Subset) else s for s in sources]
         unique = {id(source): source for source in wholes}.values()
         parts = [self.run.identity, *(source.content_fingerprint() for source in unique)]
         parts += map(str, self.run.bands)
@@ -84,7 +94,7 @@ class Explorer:
         if run.identity == self.run.identity:
             return self
         self.close()
-        return Explorer(run, metadata=self._metadata_file)
+        return Explorer(run, metadata=self._metadata_file, indexed=self.indexed)
 
     # The run and its images
 
@@ -92,10 +102,8 @@ class Explorer:
         """The run as it is now."""
         return {
             **self.live.state(),
-            "sources": [
-                {"name": name, "title": _TITLES[name], "count": len(source)}
-                for name, source in self.sources.items()
-            ],
+            "sources": [_summary(name, source) for name, source in self.sources.items()],
+            "index": None if self.indexed is None else _summary(INDEX, self.indexed),
             "colorings": self._colorings(),
             "missing": self.missing,
             "cache_key": self.cache_key,
@@ -163,6 +171,8 @@ class Explorer:
         return encode_sheet(tiles)
 
     def _source(self, name: str) -> Source:
+        if name == INDEX and self.indexed is not None:
+            return self.indexed
         if self.missing:
             raise MissingData(self.missing)
         if name not in self.sources:
@@ -196,6 +206,10 @@ class Explorer:
 
     def _describe(self, name: str, index: int) -> dict[str, Any]:
         """What the page needs to show an image."""
+        if name == INDEX and self.indexed is not None:
+            item = self.indexed.item(index)
+            shown = {"title": item.file, "label": item.label}
+            return {"source": name, "index": index, "row": None, **shown}
         name = "train" if name == "snapshot" else name
         source = self.sources.get(name)
         label = None
@@ -377,7 +391,8 @@ class Explorer:
     def prepare(self, name: str, *, epoch: int) -> None:
         """Compute the features that a search needs; raises `Pending` meanwhile."""
         self._check_searchable(name)
-        self.searcher.features(name, epoch)
+        if name != INDEX:
+            self.searcher.features(name, epoch)
 
     def search(
         self,
@@ -389,7 +404,10 @@ class Explorer:
     ) -> list[dict[str, Any]]:
         """The images nearest to any image, with their distances."""
         self._check_searchable(name)
-        indices, distances = self.searcher.search(image, name=name, epoch=epoch, count=count)
+        if name == INDEX and self.indexed is not None:
+            indices, distances = self.indexed.search(image, count)
+        else:
+            indices, distances = self.searcher.search(image, name=name, epoch=epoch, count=count)
         return [
             {**self._describe(name, index), "distance": to_json_number(distance)}
             for index, distance in zip(indices, distances, strict=True)
@@ -400,6 +418,8 @@ class Explorer:
     ) -> dict[str, Any]:
         """One page of the outliers, of likely duplicates or of doubtful labels, clearest first."""
         self._check_searchable(name)
+        if name == INDEX:
+            raise MissingData("the images of an index can only be searched; choose other images")
         try:
             ranking = self.searcher.rank(order, name=name, epoch=epoch)
         except NoLabels as error:
@@ -436,3 +456,8 @@ class Explorer:
     def _check_searchable(self, name: str) -> None:
         if name != "snapshot":
             self._source(name)
+
+
+def _summary(name: str, source: Source) -> dict[str, Any]:
+    """What the page needs to offer a source."""
+    return {"name": name, "title": _TITLES[name], "count": len(source)}

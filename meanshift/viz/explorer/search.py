@@ -96,7 +96,7 @@ class Searcher:
             image = match_channels(image, spec, 0)
         query = extract_features(
             self._backbone(self.run.snapshot(epoch)),
-            _SingleImage(image, self.sources.get("train")).adapted(spec, self.run.name),
+            SingleImage(image, self.sources.get("train")).adapted(spec, self.run.name),
             image_size=self.run.config.data.image_size,
             device=self._device,
         )
@@ -289,7 +289,7 @@ class _ReportingSource(Source):
         self._read += images
 
 
-class _SingleImage(Source):
+class SingleImage(Source):
     """One image, transformed like the images of another source."""
 
     def __init__(self, image: Shaped[Tensor, "channels height width"], like: Source | None) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from meanshift.runtime.extras import require
 from meanshift.viz.explorer.background import THREAD_NAME
+from meanshift.viz.explorer.indexed import IndexedSource
 from meanshift.viz.explorer.model import Explorer
 from meanshift.viz.run_reader import Run
 
@@ -36,10 +37,13 @@ def serve(
     data: str | None = None,
     metadata: Path | None = None,
     bands: Sequence[int] = (),
+    index: Path | None = None,
 ) -> None:
     """Serve a run until interrupted; print the address and open it in a browser."""
     require("uvicorn", extra="explore", what="live pages")
-    explorer = Explorer(Run(folder, data=data, bands=bands), metadata=metadata)
+    run = Run(folder, data=data, bands=bands)
+    indexed = None if index is None else IndexedSource.open(index, folder)
+    explorer = Explorer(run, metadata=metadata, indexed=indexed)
     app, token = build_app(explorer, host=host)
     if explorer.missing:
         print(f"warning: {explorer.missing}", file=sys.stderr)
