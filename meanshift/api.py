@@ -67,13 +67,26 @@ def fit(
 ) -> Model:
     """Train a model, or continue the run in `out` that was stopped; return the trained model.
 
-    Without `out` the run is in a temporary directory, which is deleted with the model. `y` are the
-    labels of samples in memory, for the k-NN monitor and for metrics: only supervised methods train
-    with them.
+    Ctrl-C finishes the step, saves a checkpoint and raises `KeyboardInterrupt`; the same call then
+    continues the run.
 
-    A setting of a run is a keyword by its own name, as `epochs=3`, or by its group and name, as
-    `optim__name="adamw"`, where several groups have the name. `method`, `encoder` and `optim` stand
-    for the `name` of their group: `method="byol"`.
+    Args:
+        data: a SOURCE as after `--data` (a folder, a file, a name), or samples in memory: a list of
+            paths, PIL images and arrays, one array, a torch `Dataset`, or a mapping of splits.
+        y: labels of samples in memory, for the k-NN monitor and for metrics: only supervised
+            methods train with them.
+        out: folder of the run. Without it the run is in a temporary directory, which is deleted
+            with the model.
+        recipe: name of a recipe, or a whole `Config`.
+        **settings: settings of the run by their own name, as `epochs=3`, or by group and name, as
+            `optim__name="adamw"`, where several groups have the name. `method`, `encoder` and
+            `optim` stand for the `name` of their group: `method="byol"`.
+
+    Returns:
+        The trained model.
+
+    Raises:
+        ValueError: for data or settings that do not fit; nothing is written then.
 
     >>> model = fit("photos/", out="runs/photos", k=5, epochs=2)
     """
@@ -95,7 +108,18 @@ def fit(
 
 
 def load(weights: Path | str, *, device: str = "auto") -> Model:
-    """Load a model: a run, a checkpoint, an exported or third-party file, or a name of weights.
+    """Load a trained encoder with its preprocessing.
+
+    Args:
+        weights: a run, a checkpoint, an exported or third-party file, `torchvision:NAME:WEIGHTS`,
+            or `meanshift:NAME` for weights that are part of this package.
+        device: `auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1`, ...
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        ValueError: if nothing is there, or if a file fits no known network completely.
 
     >>> model = load("runs/photos")
     >>> load("meanshift:cifar10-small").weights.image_size
@@ -105,7 +129,7 @@ def load(weights: Path | str, *, device: str = "auto") -> Model:
 
 
 class Model:
-    """A trained encoder with its preprocessing.
+    """A trained encoder with its preprocessing; `fit` and `load` return it.
 
     >>> model = load("runs/photos")
     >>> features = model.embed(["a.jpg", "photos/b/0.png"])
@@ -148,11 +172,21 @@ class Model:
     def embed(
         self, samples: Sample | Iterable[Sample] | Dataset[Any], *, batch_size: int = BATCH_SIZE
     ) -> Float[np.ndarray, "n features"]:
-        """The features of samples, one row each; one sample gives one row.
+        """Compute the features of samples: one row each, also for a single sample.
 
-        An array is one sample or, with a dimension more, several: an image has up to 3 dimensions,
-        a signal up to 2, a vector 1. Samples are resized, cropped and normalized as by `evaluate`.
-        A sample that cannot be read raises a ValueError.
+        Samples are resized, cropped and normalized as by `evaluate`.
+
+        Args:
+            samples: a path, a PIL image or an array, or several of them. An array is one sample or,
+                with a dimension more, several: an image has up to 3 dimensions, a signal up to 2, a
+                vector 1.
+            batch_size: samples that pass through the network at a time.
+
+        Returns:
+            The features, float32.
+
+        Raises:
+            ValueError: for a sample that cannot be read; the message names it.
 
         >>> len(load("runs/photos").embed("a.jpg"))
         1
@@ -160,10 +194,17 @@ class Model:
         return embed_samples(self._context, samples, batch_size=batch_size).numpy()
 
     def neighbors(self, sample: Sample, k: int = 5, *, data: Data | None = None) -> Neighbors:
-        """The `k` samples of `data` (default: what the run was trained on) nearest to a sample.
+        """Find the samples that are most similar to one sample, by the cosine of their features.
 
-        The features of `data` are extracted once and cached. If the sample itself is among them,
-        it is found first, with similarity 1.
+        Args:
+            sample: a path, a PIL image or an array.
+            k: how many to find.
+            data: what is searched, anything that `fit` takes; by default what the run was trained
+                on. Its features are extracted once and cached.
+
+        Returns:
+            Indices, similarities and paths, the most similar first. If the sample itself is among
+            them, it is found first, with similarity 1.
         """
         if data is None:
             features = self._own_features
@@ -192,7 +233,14 @@ class Model:
         return Neighbors(in_source.numpy(), similarities[0].numpy(), paths, labels)
 
     def save(self, path: Path | str) -> Path:
-        """Export the backbone to a .safetensors, .pt or .pth file; `load` and torch read it."""
+        """Export the backbone to a .safetensors, .pt or .pth file; `load` and torch read it.
+
+        Args:
+            path: the file to write; its parameters have torchvision's names.
+
+        Returns:
+            The path.
+        """
         return export(self.weights, Path(path))
 
     def export(
@@ -270,12 +318,27 @@ def evaluate(
     y: Any = None,
     **options: Any,
 ) -> Result | dict[str, Result]:
-    """Evaluate a model, or what `load` takes, by one protocol or by several, on labeled samples.
+    """Evaluate a model by one protocol or by several, on labeled samples.
 
-    Returns a `Result`, whose `metrics` are numbers by name, or results by the name of the protocol.
-    `data` is by default what the run was trained on; its validation samples are then tested.
-    Options are those of the protocols (as `ks` of knn) and of `EvaluationContext`. As after
-    `meanshift evaluate`, results and features are also files: in the run, or in `evaluations/`.
+    As after `meanshift evaluate`, results and features are also files: in the run, or in
+    `evaluations/`.
+
+    Args:
+        model: a model, or what `load` takes.
+        *names: the protocols: `knn`, `linear`, `semi`, `finetune`, `cluster`, `rank`.
+        data: what to evaluate on, anything that `fit` takes. By default what the run was trained
+            on; its validation samples are then tested.
+        y: labels of samples in memory.
+        **options: options of the protocols (as `ks` of knn, `cached` of linear, `clusters` of
+            cluster), and `split`, `seed`, `labels`, `image_size`, `resize`, `workers`, `device`,
+            `precision`, `output_dir`.
+
+    Returns:
+        One result, whose `metrics` are numbers by name; of several protocols a dictionary of
+        results by the name of the protocol.
+
+    Raises:
+        ValueError: for an unknown protocol or option, and for data without labels.
 
     >>> accuracy = evaluate("runs/photos", "knn", data="photos/").metrics["1-NN"]
     """
@@ -304,7 +367,7 @@ def evaluate(
 
 
 def recipes() -> dict[str, str]:
-    """Every recipe by name, with its hardware, time and result; `fit(recipe=NAME)`."""
+    """List every recipe by name, with its hardware, time and result; `fit(recipe=NAME)`."""
     return {name: describe(name) for name in RECIPES}
 
 

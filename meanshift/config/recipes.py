@@ -310,7 +310,14 @@ RECIPES: dict[str, Callable[[], Config]] = {
 
 
 def recipe(name: str) -> Config:
-    """The configuration of a recipe."""
+    """Return the configuration of a recipe.
+
+    Args:
+        name: `small`, `demo`, `vector`, ...; `meanshift recipes` lists them.
+
+    Raises:
+        ValueError: for an unknown name, with the nearest known one.
+    """
     if name not in RECIPES:
         near = close(name, list(RECIPES), list(RECIPES))
         raise ValueError(

@@ -26,6 +26,14 @@ class MemoryBank(nn.Module):
     As in the authors' program, it is initialized with random unit rows of id and label -1. With
     several processes, all of them call each method together, each with a batch of its own.
 
+    Args:
+        size: rows.
+        dim: values of a row.
+        dtype: type of the values.
+        seed: of the initial rows.
+        sharded: with several processes, store a part of the rows in each.
+        chunk_bytes: memory that a search may use beside the bank.
+
     >>> bank = MemoryBank(1024, 64)
     >>> slots = bank.enqueue(embeddings, ids=ids, labels=labels)
     >>> slots, similarities = bank.search(embeddings, 4, exclude_slots=slots)

@@ -201,6 +201,12 @@ def writable_dir(folder: Path) -> Path:
 def load_encoder(weights: Path | str) -> nn.Module:
     """Load the online backbone of a run or of any file of weights, in evaluation mode.
 
+    Args:
+        weights: what `meanshift.load` takes.
+
+    Returns:
+        The network without heads and without preprocessing.
+
     >>> backbone = load_encoder("runs/demo")
     >>> features = backbone(images)  # normalized as for ImageNet, shape (n, 3, height, width)
     """

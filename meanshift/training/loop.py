@@ -33,8 +33,17 @@ def pretrain(
 ) -> Path:
     """Train the run in `out`, or continue it. Interruptions do not change a bit of the result.
 
-    `data` are the splits to train on where they are no SOURCE that could be opened by its name.
     Under `torchrun` all processes train one model, each on its part of every batch.
+
+    Args:
+        config: every setting of the run.
+        out: folder of the run.
+        data: the splits to train on where they are no SOURCE that could be opened by its name.
+        make_monitor: makes what measures the encoder while it trains, such as k-NN accuracy, from
+            the config and the two splits; None for nothing.
+
+    Returns:
+        The folder of the run.
 
     >>> from meanshift.config.recipes import recipe
     >>> pretrain(recipe("small").with_overrides({"data.source": "photos"}), "runs/photos")
