@@ -63,13 +63,13 @@ def with_timeout(call: Callable[[], T], path: os.PathLike[str] | str) -> T:
     """
     reader: _Reader | None = getattr(_readers, "reader", None)
     if reader is None or reader.process != os.getpid():  # a forked process has no threads
-        reader = _readers.reader = _Reader()
+        reader = _Reader()
+    _readers.reader = None  # until it has answered: the next call must not get a late result
     reader.calls.put(call)
     try:
         result, error = reader.results.get(timeout=DISK_TIMEOUT)
-    except BaseException as interruption:  # or a signal: the result would be the next call's
+    except BaseException as interruption:  # or a signal
         reader.abandoned = True
-        del _readers.reader
         if not isinstance(interruption, queue.Empty):
             raise
         _hung[:] = [reader.thread, *(other for other in _hung if other.is_alive())]
@@ -80,6 +80,7 @@ def with_timeout(call: Callable[[], T], path: os.PathLike[str] | str) -> T:
             ) from None
         reason = f"no answer from the disk within {DISK_TIMEOUT:g} s"
         raise TimeoutError(errno.ETIMEDOUT, reason, str(path)) from None
+    _readers.reader = reader
     if error is not None:
         raise error
     return result  # type: ignore[no-any-return]

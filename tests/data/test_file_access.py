@@ -40,6 +40,24 @@ def test_an_interrupted_call_does_not_answer_the_next_one(monkeypatch):
     assert with_timeout(lambda: 3, "x") == 3
 
 
+def test_a_call_that_is_interrupted_as_it_begins_does_not_answer_the_next_one(monkeypatch):
+    assert with_timeout(lambda: 1, "x") == 1
+    calls = file_access._readers.reader.calls
+
+    class Interrupted:
+        def put(self, call):
+            calls.put(call)
+            raise KeyboardInterrupt
+
+        def get(self):
+            return calls.get()
+
+    monkeypatch.setattr(file_access._readers.reader, "calls", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        with_timeout(lambda: 2, "x")
+    assert with_timeout(lambda: 3, "x") == 3
+
+
 def test_a_forked_process_reads_with_a_thread_of_its_own():
     assert with_timeout(lambda: 1, "x") == 1
     with multiprocessing.get_context("fork").Pool(1) as pool:
