@@ -10,7 +10,7 @@ TORCH_INDEX ?=
 TORCH := $(if $(TORCH_INDEX),$(PIP) --index-url $(TORCH_INDEX) torch torchvision)
 
 .PHONY: demo test test-slow test-extras test-lowest package campaigns learn bench gpu-check check \
-	format screenshots clean
+	format docs notebooks screenshots clean
 
 demo: $(VENV)/.installed
 	$(BIN)/meanshift demo
@@ -64,6 +64,15 @@ check: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The documentation site, in build/site: a broken link, a broken anchor or an orphan page is an error.
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open build/site/index.html"
+
+# Run the notebooks and store their outputs in them.
+notebooks: $(VENV)/.installed-dev
+	$(BIN)/python tools/run_notebooks.py
 
 # The screenshots in README and docs, of the demo or of another run (RUN=...).
 RUN ?= runs/demo

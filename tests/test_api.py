@@ -4,7 +4,6 @@ import doctest
 import gc
 import json
 import pickle
-import re
 import signal
 import subprocess
 import sys
@@ -28,7 +27,6 @@ from meanshift.models.weights import load_weights
 from meanshift.runtime.signals import Stopped
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "python.md").read_text()
 TINY = {
     "image_size": 16,
     "workers": 0,
@@ -500,16 +498,6 @@ def quickly(photos, tmp_path, monkeypatch):
     tiny = api._configure("small", TINY)
     for module, name in ((api, "find_recipe"), (recipes, "recipe")):
         monkeypatch.setattr(module, name, lambda _: tiny)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("quickly")
-def test_the_documentation_runs():
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    assert len(blocks) >= 4
-    values = {}
-    for block in blocks:
-        exec(compile(block, "docs/python.md", "exec"), values)
 
 
 @pytest.mark.usefixtures("quickly")
