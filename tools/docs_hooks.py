@@ -107,13 +107,11 @@ def notebook_files(file: Path) -> Iterator[tuple[str, str | bytes]]:
             continue
         page.append(f"```python\n{source}\n```")
         for place, output in enumerate(cell["outputs"]):
-            image = output.get("data", {}).get("image/png") or output.get("data", {}).get(
-                "image/jpeg"
-            )
-            if image is not None:
-                shown = f"{file.stem}-{number}-{place}.png"
-                yield f"notebooks/{shown}", base64.b64decode("".join(image))
-                page.append(f"![{image_title(output)}]({shown})")
+            kind, image = stored_image(output)
+            if image:
+                shown = f"{file.stem}-{number}-{place}.{kind}"
+                yield f"notebooks/{shown}", base64.b64decode(image)
+                page.append(f"![output of the cell above]({shown})")
             elif text := output_text(output):
                 page.append(f"```text\n{text}\n```")
     yield f"{name}.md", "\n\n".join(page) + "\n"
@@ -126,6 +124,9 @@ def output_text(output: dict[str, Any]) -> str:
     return "".join(text).rstrip()
 
 
-def image_title(output: dict[str, Any]) -> str:
-    """What describes an image for those who do not see it."""
-    return str(output.get("metadata", {}).get("alt", "output of the cell above"))
+def stored_image(output: dict[str, Any]) -> tuple[str, str]:
+    """The format and the base64 text of an image among the outputs, or ("", "")."""
+    for kind in ("png", "jpeg"):
+        if image := output.get("data", {}).get(f"image/{kind}"):
+            return kind, "".join(image)
+    return "", ""

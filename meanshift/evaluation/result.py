@@ -22,9 +22,13 @@ class Result:
     """The metrics of one protocol, its settings, and arrays to store beside them."""
 
     name: str
+    """the protocol, such as `knn`"""
     metrics: dict[str, float]
+    """numbers by name; accuracies are in percent"""
     settings: dict[str, Any]
+    """how the protocol was carried out"""
     arrays: dict[str, Any] = field(default_factory=dict, compare=False)
+    """what is stored beside the metrics, such as which test images were classified correctly"""
     card: dict[str, Any] = field(default_factory=dict)
     """entries that the card has beside or instead of the usual ones"""
     options: dict[str, Any] = field(default_factory=dict)
