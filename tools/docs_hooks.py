@@ -22,20 +22,15 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-ROOT_PAGES = {
-    "README.md": "index.md",
-    "CONTRIBUTING.md": "contributing.md",
-    "CHANGELOG.md": "changelog.md",
-}
-"""files of the repository, and their pages; index.md is written for the site"""
+ROOT_PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+"""pages, and the files of the repository that they are made of"""
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made from other files."""
-    pages = {name: (ROOT / path).read_text() for path, name in ROOT_PAGES.items()}
-    del pages["index.md"]
-    texts = {ROOT / path: pages[name] for path, name in ROOT_PAGES.items() if name in pages}
+    pages = {name: (ROOT / path).read_text() for name, path in ROOT_PAGES.items()}
+    texts = {ROOT / path: pages[name] for name, path in ROOT_PAGES.items()}
     texts |= {path: path.read_text() for path in DOCS.rglob("*.md")}
     for path, text in texts.items():
         for target in linked_files(path, text):
@@ -53,14 +48,10 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     """Let links to files outside docs/ lead to their pages."""
     del config
     here = page.file.src_uri
-    original = next((path for path, name in ROOT_PAGES.items() if name == here), None)
-    folder = ROOT if original and here != "index.md" else (DOCS / here).parent
+    folder = (ROOT / ROOT_PAGES[here] if here in ROOT_PAGES else DOCS / here).parent
 
     def moved(match: re.Match[str]) -> str:
-        target = Path(os.path.normpath(folder / match[1]))
-        if target.is_relative_to(DOCS) and folder.is_relative_to(DOCS):
-            return match[1]
-        name = page_of(target)
+        name = page_of(Path(os.path.normpath(folder / match[1])))
         if files.get_file_from_path(name) is None:
             return match[1]  # the strict build reports it
         return posixpath.relpath(name, posixpath.dirname(here) or ".")
@@ -80,10 +71,13 @@ def page_of(file: Path) -> str:
     """The page of a file of the repository, relative to docs/."""
     if file.is_relative_to(DOCS):
         return file.relative_to(DOCS).as_posix()
-    name = file.relative_to(ROOT).as_posix() if file.is_relative_to(ROOT) else file.as_posix()
+    if not file.is_relative_to(ROOT):
+        return file.as_posix()
+    name = file.relative_to(ROOT).as_posix()
     if file.suffix == ".ipynb":
         return name.removesuffix(".ipynb") + ".md"
-    return ROOT_PAGES.get(name, f"source/{name}.md")
+    roots = {"README.md": "index.md"} | {path: page for page, path in ROOT_PAGES.items()}
+    return roots.get(name, f"source/{name}.md")
 
 
 def source_page(file: Path) -> str:

@@ -55,7 +55,7 @@ def clean_outputs(outputs: list[Any]) -> list[Any]:
             texts[output.name] = output
             cleaned.append(output)
     for output in texts.values():
-        lines = [line.rpartition("\r")[2].rstrip() for line in output.text.split("\n")]
+        lines = [line.rstrip().rpartition("\r")[2] for line in output.text.split("\n")]
         kept = [line for line in lines if not _BAR.search(line)]
         output.text = re.sub(r"\n{2,}", "\n", "\n".join(kept)).strip("\n")
     return [output for output in cleaned if output.output_type != "stream" or output.text]

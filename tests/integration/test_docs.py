@@ -237,6 +237,7 @@ def run_command(words, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::meanshift.runtime.errors.Note")
 @pytest.mark.usefixtures("sources")
 @pytest.mark.parametrize(
     "page",

@@ -48,7 +48,7 @@ def test_outputs_are_stored_as_they_end_on_a_screen():
     stream = nbformat.v4.new_output
     outputs = [
         stream("stream", name="stderr", text="a:   0%|   | 0/4 [?img/s]\ra: 100%|##| 4/4 [9img/s]"),
-        stream("stream", name="stdout", text="one\n"),
+        stream("stream", name="stdout", text="one\r\n"),  # of a terminal
         stream("stream", name="stderr", text="\nepoch 1/2 step 3/4 loss 1 |##| 5img/s\n1-NN 50\n"),
         stream("stream", name="stdout", text="two"),
     ]
