@@ -73,12 +73,14 @@ def find_pretrained(spec: str) -> Pretrained:
         choices = ", ".join(f"{PREFIX}{name}.{each}" for each in tags) or "none"
         raise ValueError(f"{PREFIX}{spec}: timm has no such weights; it has {choices}")
     size = (3, 224, 224) if known is None else known.input_size
-    normalization = {} if known is None else {"mean": tuple(known.mean), "std": tuple(known.std)}
+    samples = SampleSpec()
+    if known is not None:
+        samples = SampleSpec(channels=size[0], mean=tuple(known.mean), std=tuple(known.std))
     return Pretrained(
         name=name,
         tag="" if known is None else known.tag or "",
         image_size=size[-1],
-        samples=SampleSpec(channels=size[0], **normalization),
+        samples=samples,
         available=known is not None and bool(known.has_weights),
     )
 

@@ -436,7 +436,9 @@ def test_the_program_evaluates_a_file_of_timm(trained, tmp_path):
     )
     assert process.returncode == 0, process.stderr
     (card,) = (tmp_path / "evaluations").rglob("knn*.json")
-    assert "timm's test_resnet.r160_in1k (mean 0.5" in json.loads(card.read_text())["encoder"]
+    assert (
+        "timm's test_resnet.r160_in1k (mean 0.5" in json.loads(card.read_text())["card"]["encoder"]
+    )
     process = run_program("evaluate", "knn", "timm:resnt18", "--data", str(source), cwd=tmp_path)
     assert process.returncode == 2 and "Traceback" not in process.stderr
     assert not any(isinstance(m, nn.Linear) for m in load_weights(spec).backbone.modules())
