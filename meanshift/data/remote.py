@@ -22,16 +22,17 @@ _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryEr
 _VERSIONS = "ETag etag blob_id xet_hash md5Hash content_md5 Last-Modified LastModified".split()
 _VERSIONS += "last_modified mtime modified modify created".split()  # of the many file systems
 _PACKAGES = {
-    **dict.fromkeys(("http", "https"), "'meanshift[remote]'"),
+    **dict.fromkeys(("http", "https"), "aiohttp"),
     **dict.fromkeys(("s3", "s3a"), "s3fs"),
     **dict.fromkeys(("gs", "gcs"), "gcsfs"),
     **dict.fromkeys(("az", "abfs", "adl"), "adlfs"),
     **dict.fromkeys(("sftp", "ssh"), "paramiko"),
-    "hf": "'meanshift[huggingface]'",
+    "hf": "huggingface_hub",
 }
-# Every file system of this process and of those that it was forked from. fsspec drops those of
-# the parent in a forked process, and their end would remove the parent's open connections from the
-# poll that both processes share: the parent would wait for answers for ever.
+_EXTRAS = {"aiohttp": "'meanshift[remote]'", "huggingface_hub": "'meanshift[huggingface]'"}
+# Every file system of this process and of those that it was forked from. In a forked process fsspec
+# drops those of the parent; if they were deleted, they would close their copies of its connections
+# and remove these from the epoll that both processes share, and the parent would wait for ever.
 _systems = set[Any]()
 
 
@@ -58,8 +59,10 @@ def file_system(address: str) -> Any:
         system = open_http() if is_http(address) else url_to_fs(address)[0]
     except ImportError as error:
         package = _PACKAGES.get(protocol)
-        advice = f"type: pip install {package}" if package else str(error)
-        raise ValueError(f"{address}: {protocol}:// needs another package; {advice}") from None
+        if package is None:
+            raise ValueError(f"{address}: {protocol}:// needs another package; {error}") from None
+        advice = f"type: pip install {_EXTRAS.get(package, package)}"
+        raise ValueError(f"{address}: {protocol}:// needs {package}; {advice}") from None
     except ValueError as error:
         if "Protocol not known" not in str(error):
             raise
@@ -110,9 +113,9 @@ def read_ranges(ranges: Sequence[tuple[RemoteFile, int, int]]) -> list[bytes | O
     requests = list[Request]()
     for index in wanted:
         file, offset, size = ranges[index]
-        limits = {"start": offset, "end": offset + size}
+        limits: dict[str, Any] = {"start": offset, "end": offset + size}
         if is_http(file.address):
-            limits["version"] = file.version  # type: ignore[assignment]
+            limits["version"] = file.version
         requests.append(Request(file.address, limits))
     for index, content in zip(wanted, request_all("cat_file", requests), strict=True):
         file, offset, size = ranges[index]

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from fsspec.registry import _registry
 
 from meanshift.data import UnreadableSample, huggingface, open_source
 from meanshift.data.folder import FolderSource
@@ -203,5 +204,6 @@ def test_what_is_no_dataset_is_refused(tmp_path, spec):
 )
 def test_a_missing_library_is_named_with_what_to_type(monkeypatch, module, spec):
     monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(_registry, "hf", raising=False)  # imported by another test
     with pytest.raises(ValueError, match=rf"{module}.*pip install 'meanshift\[huggingface\]'"):
         open_source(spec)

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from fsspec.registry import _registry
 from PIL import Image
 
 from meanshift.data import UnreadableSample, open_source, remote, remote_http
@@ -200,7 +201,7 @@ def test_addresses_without_images(photos, memory):
 @pytest.mark.parametrize(
     ("address", "module", "message"),
     [
-        ("s3://bucket/x.tar", "s3fs", "s3:// needs another package; type: pip install s3fs"),
+        ("s3://bucket/x.tar", "s3fs", "s3:// needs s3fs; type: pip install s3fs"),
         ("gs://bucket/photos", "gcsfs", "gs:// needs .* pip install gcsfs"),
         ("https://host/x.tar", "aiohttp", r"https:// .* pip install 'meanshift\[remote\]'"),
         ("hf://datasets/a/b", "huggingface_hub", r"hf:// .* install 'meanshift\[huggingface\]'"),
@@ -209,8 +210,7 @@ def test_addresses_without_images(photos, memory):
 )
 def test_a_missing_package_is_named(monkeypatch, address, module, message):
     monkeypatch.setitem(sys.modules, module, None)
-    registry = sys.modules["fsspec.registry"]._registry
-    monkeypatch.delitem(registry, address.partition(":")[0], raising=False)
+    monkeypatch.delitem(_registry, address.partition(":")[0], raising=False)
     with pytest.raises(ValueError, match=message):
         open_source(address)
 
