@@ -24,7 +24,7 @@ from benchmarks.worker import Worker
 from meanshift.data import Source
 from meanshift.evaluation.embed import EmbeddedSplit
 from meanshift.evaluation.index import RECALL_K, Index, write_index
-from meanshift.evaluation.index_items import PART_IMAGES, Items, read_part, write_part
+from meanshift.evaluation.index_items import PART_IMAGES, Items, Part, read_part, write_part
 from meanshift.ops.topk import nearest_neighbors, stable_topk
 from meanshift.ops.vector_index import recall
 from meanshift.runtime.progress import progress
@@ -128,7 +128,7 @@ def _build(rows: int, dim: int, out: Path, memory: float, kind: str) -> Iterator
     mixture = Mixture(dim)
     source = _Rows(rows)
     (out / "items").mkdir(parents=True)
-    parts = []
+    parts = list[Part]()
     with progress("rows", rows, unit="row") as bar:
         for start in range(0, rows, PART_IMAGES):
             ids = torch.arange(start, min(start + PART_IMAGES, rows))

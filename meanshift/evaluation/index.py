@@ -209,16 +209,14 @@ class Index:
     @functools.cached_property
     def _faiss(self) -> Any:
         _require_libraries()
-        import faiss
-
         path = self.folder / _FAISS
         if checksum.compute(path) != self.metadata["faiss_crc32"]:
             raise DamagedFile(path, "its bytes differ from its checksum")
-        return faiss.read_index(str(path))
+        return vector_index.read(path)
 
     def search(
         self,
-        samples: Sample | Iterable[Sample] | Dataset[Any],
+        samples: Sample | Iterable[Sample] | Dataset[Any] | Source,
         k: int = RECALL_K,
         *,
         nprobe: int = 0,
@@ -335,8 +333,6 @@ def write_index(
     out: Path, parts: list[Part], about: Mapping[str, Any], *, memory: float, kind: str = "auto"
 ) -> None:
     """Build the FAISS index of the parts in `out/items`, measure its recall, and complete `out`."""
-    import faiss
-
     dim = _dimensions(out / _ITEMS / parts[0].name)
     items = Items(out / _ITEMS, parts, dim)
     layout = vector_index.choose_layout(len(items), dim, memory=memory * 1e9, kind=kind)
@@ -345,7 +341,7 @@ def write_index(
     exact = _add(index, items, sample)
     measured = _measure(index, layout, sample, exact)
     with atomic_writer(out / _FAISS) as file:
-        faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
+        vector_index.write(index, file)
     values = {
         **about,
         "metric": "cosine",
@@ -387,7 +383,8 @@ class _Sample:
         mixed = some[rng.permutation(0, 0, len(some))]
         query_rows = mixed[:RECALL_QUERIES].sort().values
         train_rows = mixed[-min(count, len(mixed)) :].sort().values
-        train, queries = [], []
+        train = list[Tensor]()
+        queries = list[Tensor]()
         with progress("sample", len(items), unit="row") as bar:
             for first, chunk in items.chunks():
                 values = torch.from_numpy(chunk)

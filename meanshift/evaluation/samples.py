@@ -43,7 +43,7 @@ class Neighbors:
 
 def embed_samples(
     context: EncoderContext,
-    samples: Sample | Iterable[Sample] | Dataset[Any],
+    samples: Sample | Iterable[Sample] | Dataset[Any] | Source,
     *,
     batch_size: int = BATCH_SIZE,
 ) -> Float[Tensor, "n features"]:

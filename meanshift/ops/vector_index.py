@@ -5,9 +5,11 @@ Rows and queries have unit length, so the inner product is the cosine.
 
 from __future__ import annotations
 
+import importlib
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -102,10 +104,25 @@ def list_count(rows: int, dim: int) -> int:
     return int(2 ** math.floor(math.log2(max(1.0, most))))
 
 
+def write(index: Any, file: BinaryIO) -> None:
+    """Write an index to an open file."""
+    faiss = _library()
+    faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
+
+
+def read(path: Path) -> Any:
+    """Read what `write` has written."""
+    return _library().read_index(str(path))
+
+
+def _library() -> Any:
+    """FAISS, whose own annotations lack much of what it has."""
+    return importlib.import_module("faiss")
+
+
 def train(layout: Layout, rows: Float[np.ndarray, "n dim"]) -> Any:
     """An index without rows; its centroids and quantizers are fitted to these rows."""
-    import faiss
-
+    faiss = _library()
     dim = rows.shape[1]
     index = faiss.index_factory(dim, layout.factory, faiss.METRIC_INNER_PRODUCT)
     if layout.kind == "ivf-pq":
@@ -127,8 +144,7 @@ def search(
     index: Any, queries: Float[np.ndarray, "m dim"], k: int, *, nprobe: int
 ) -> Int[np.ndarray, "m k"]:
     """The rows most similar to each query, as the index finds them; -1 where there are fewer."""
-    import faiss
-
+    faiss = _library()
     is_inverted = isinstance(index, faiss.IndexIVF)
     parameters = faiss.SearchParametersIVF(nprobe=nprobe) if is_inverted else None
     _, rows = index.search(queries, k, params=parameters)

@@ -3,8 +3,10 @@
 import json
 import multiprocessing as mp
 import os
+import re
 import shutil
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from meanshift.models.weights import load_weights
 from meanshift.ops import vector_index
 from meanshift.ops.topk import nearest_neighbors
 from meanshift.runtime.run_directory import RunDirectory
+from tests.support.commands import TINY
 
 faiss = pytest.importorskip("faiss")
 pytestmark = pytest.mark.extras
@@ -144,7 +147,8 @@ def test_unreadable_images_are_named_and_counted(setup, call, tmp_path):
     shutil.rmtree(tmp_path / "photos/val")
     for path in (tmp_path / "photos").rglob("*.png"):
         path.write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="images can be read"), pytest.warns(UserWarning):
+    all_out = pytest.warns(UserWarning, match="24 of 24 images cannot be read")
+    with pytest.raises(ValueError, match="none of the 24 images can be read"), all_out:
         Index.build(spec, tmp_path / "photos", tmp_path / "other", device="cpu")
 
 
@@ -278,7 +282,7 @@ def test_the_recall_is_that_of_new_queries(tmp_path, monkeypatch, kind):
     index = write_rows(tmp_path / "index", rows, monkeypatch, kind=kind)
     assert index.layout.kind == kind and index.layout.lists > 1 and index.nprobe >= 1
     unit = F.normalize(rows, dim=1)
-    exact, similarities = nearest_neighbors(queries, unit, 10)
+    exact, _ = nearest_neighbors(queries, unit, 10)
     near = index.nearest(queries, 10)
     found = np.stack([each.indices for each in near])
     measured = vector_index.recall(found, exact.numpy())
@@ -346,3 +350,31 @@ def test_pandas_duckdb_and_this_program_read_the_items(setup):
         f"GROUP BY label ORDER BY label"
     ).fetchall()
     assert found == [("ant", 24, 64), ("bee", 24, 64)]
+
+
+def test_every_python_block_of_the_page_runs(tmp_path, monkeypatch, make_images, call):
+    """With the real pandas and DuckDB."""
+    root = make_images(tmp_path / "photos", {"a": 6, "b": 6}, size=(20, 24))
+    for path in root.rglob("*.jpg"):  # the names of the page
+        Image.open(path).save(path.parent / f"{int(path.stem)}.png")
+        path.unlink()
+    shutil.copy(root / "b/2.png", tmp_path / "a.jpg")
+    monkeypatch.chdir(tmp_path)
+    code, _, errors = call("pretrain", "small", "--data", root, "--out", "runs/photos", *TINY)
+    assert code == 0, errors
+    page = Path(__file__).parents[2] / "docs" / "search.md"
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3
+    values = {}
+    for block in blocks:
+        exec(compile(block, "docs/search.md", "exec"), values)
+    assert values["near"][0].paths[0].endswith("b/2.png") and values["near"][0].labels[0] == "b"
+    assert len(values["joined"]) == 2 and values["embeddings"].shape[0] == 2
+    assert values["counts"].fetchall() == [("a", 6), ("b", 6)]
+    first, *others = values["similar"]
+    assert first[0] == "a/0.png" and first[2] == pytest.approx(1, abs=1e-5) and len(others) == 4
+    index = values["index"]
+    near = index.nearest(torch.from_numpy(index.items.embeddings(np.array([0]))), 5)[0]
+    assert [file for file, *_ in values["similar"]] == [
+        index.items.items(near.indices)[i].file for i in range(5)
+    ]

@@ -76,7 +76,7 @@ def test_lists_are_added_until_the_recall_is_reached(monkeypatch, recalls, expec
     queries = np.zeros((1000, 4), np.float32)
     exact = np.zeros((1000, 1), np.int64)
 
-    def search(_, queries, k, *, nprobe):
+    def search(_index, queries, _count, *, nprobe):
         hits = np.arange(len(queries)) < recalls[nprobe] * len(queries)
         return np.where(hits, 0, 1)[:, None]
 

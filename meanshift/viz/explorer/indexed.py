@@ -16,7 +16,7 @@ from meanshift.data import Source, UnreadableSample
 from meanshift.data.convert import has_alpha, match_channels
 from meanshift.evaluation.index import Index
 from meanshift.evaluation.index_items import Item
-from meanshift.evaluation.samples import embed_samples
+from meanshift.evaluation.samples import extract_readable
 from meanshift.viz.explorer.search import SingleImage
 
 INDEX = "index"
@@ -81,7 +81,7 @@ class IndexedSource(Source):
         if has_alpha(image) and spec is not None:
             image = match_channels(image, spec, 0)
         like = next(iter(self.splits.values()))
-        query = embed_samples(self.index.context, SingleImage(image, like))
+        query = extract_readable(self.index.context, SingleImage(image, like))
         (near,) = self.index.nearest(query, min(count, len(self)))
         distances = np.maximum(1 - near.similarities, 0)
         return near.indices.tolist(), distances.tolist()

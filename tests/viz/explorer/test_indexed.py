@@ -1,9 +1,12 @@
 """The live page over an index, with the real FAISS: search by upload and by image, thumbnails."""
 
+import io
 import json
 import shutil
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from meanshift.evaluation.index import Index
 from meanshift.viz.explorer.indexed import IndexedSource
@@ -23,11 +26,8 @@ pytestmark = pytest.mark.extras
 
 
 @pytest.fixture(scope="module")
-def indexed(tmp_path_factory, request):
+def indexed(tmp_path_factory):
     """A run on arrays, and an index of a folder of other images: (run, index, photos)."""
-    import numpy as np
-    from PIL import Image
-
     root = tmp_path_factory.mktemp("indexed")
     rng = np.random.default_rng(0)
     for split, count in (("train", 14), ("val", 4)):
@@ -76,11 +76,6 @@ def test_an_uploaded_file_finds_itself_and_is_shown(port, indexed):
 
 
 def test_the_thumbnail_has_the_pixels_of_the_file(port, indexed):
-    import io
-
-    import numpy as np
-    from PIL import Image
-
     _, index, photos = indexed
     opened = Index.open(index)
     row = opened.search(photos / "train/ant/03.png", k=1)[0].indices[0]
@@ -101,7 +96,7 @@ def test_what_an_index_cannot_do_is_an_error(port, path, message):
     assert answer.status == 404 and message in answer.error
 
 
-def test_the_other_sources_are_searched_as_before(port, indexed):
+def test_the_other_sources_are_searched_as_before(port):
     wait_for(lambda: get(port, "/api/prepare?in=train&epoch=2"))
     found = post(port, "/api/search?in=train&epoch=2&count=3&of=train&index=7").json["found"]
     assert found[0]["index"] == 7 and found[0]["source"] == "train"
