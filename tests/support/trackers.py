@@ -5,17 +5,40 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from meanshift.config import Config
+from meanshift.runtime.run_directory import RunDirectory
+from meanshift.training.trackers import Trackers
 from meanshift.training.trackers.base import scalars
 from tests.support.processes import read_lines
 
 Value = tuple[str, int, float]
 """name, step and value of a metric"""
+
+
+def start(
+    run: Path, name: str, *, warn: Callable[[str, str], None] | None = None, **settings: Any
+) -> Trackers:
+    """Trackers of an existing run directory; a failure is an error."""
+
+    def fail(_: str, message: str) -> None:
+        raise AssertionError(message)
+
+    config = Config().with_overrides({"train.trackers": name, **settings})
+    directory = RunDirectory(run)
+    directory.begin(config, extra={})
+    opened = Trackers(config, directory)
+    opened.start(warn or fail)
+    return opened
+
+
+def line(step: int, loss: float) -> dict[str, Any]:
+    return {"kind": "train", "step": step, "epoch": 1, "loss": loss}
 
 
 def expected_values(run: Path) -> list[Value]:

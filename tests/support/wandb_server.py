@@ -14,7 +14,7 @@ _PROJECT = {"id": "UA==", "name": "meanshift", "entity": {"id": "RQ==", "name": 
 
 
 class WandBServer(ThreadingHTTPServer):
-    """Rows by run id. As the protocol says, rows at an offset replace those that are there."""
+    """Rows by run id, at the offsets that the library sends with them."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

@@ -9,11 +9,9 @@ import sys
 
 import pytest
 
-from meanshift.config import Config
 from meanshift.runtime import signals
 from meanshift.runtime.run_directory import RunDirectory
 from meanshift.training.loop import pretrain
-from meanshift.training.trackers import Trackers
 from tests.support.forked import free_port
 from tests.support.processes import (
     in_step,
@@ -28,10 +26,12 @@ from tests.support.processes import (
 from tests.support.toy_method import make_arrays, toy_config
 from tests.support.trackers import (
     expected_values,
+    line,
     mlflow_runs,
     mlflow_values,
     row_values,
     single_precision,
+    start,
     tensorboard_values,
     wandb_records,
     wandb_values,
@@ -67,24 +67,6 @@ def check_all(run):
     assert mlflow_values(run) == expected
     assert len(mlflow_runs(run)[1]) == 1
     assert len(list((run / "wandb").glob("*run-*"))) == 1
-
-
-def start(run, name, *, warn=None, **settings):
-    """Trackers of an existing run directory; a failure is an error."""
-
-    def fail(_, message):
-        raise AssertionError(message)
-
-    config = Config().with_overrides({"train.trackers": name, **settings})
-    directory = RunDirectory(run)
-    directory.begin(config, extra={})
-    opened = Trackers(config, directory)
-    opened.start(warn or fail)
-    return opened
-
-
-def line(step, loss):
-    return {"kind": "train", "step": step, "epoch": 1, "loss": loss}
 
 
 def test_each_has_the_lines_config_and_environment(tmp_path):
@@ -179,7 +161,7 @@ SERVICE_DIES = """
 import sys
 import wandb
 from pathlib import Path
-from tests.training.test_real_trackers import line, start
+from tests.support.trackers import line, start
 
 opened = start(Path(sys.argv[1]), "wandb", warn=lambda kind, message: print(kind, message))
 service = wandb.setup()._connection._proc._process
@@ -222,23 +204,41 @@ def test_killed_again_and_again_each_has_every_line_once_under_one_id(tmp_path):
     ids |= {each.info.run_id for each in mlflow_runs(run)[1]}
     assert len(ids) == 2  # ours, and that of MLflow
     assert expected_values(run)[-1][1] == 20
-    check_sync(run)
-
-
-def check_sync(run):
-    """`wandb sync` sends every value once; a second time they replace the first."""
     with serve_wandb() as server:
-        command = [sys.executable, "-m", "wandb", "sync", "--yes", "--include-synced"]
-        for _ in range(2):
-            subprocess.run(
-                [*command, *map(str, (run / "wandb").glob("offline-run-*"))],
-                env={**os.environ, **server.environment},
-                capture_output=True,
-                check=True,
-            )
+        sync(run, server)
+    check_uploaded(run, server)
+
+
+def sync(run, server):
+    """Upload what is not uploaded yet, as a user does."""
+    folders = [str(path) for path in (run / "wandb").glob("offline-run-*")]
+    subprocess.run(
+        [sys.executable, "-m", "wandb", "sync", "--yes", *folders],
+        env={**os.environ, **server.environment},
+        capture_output=True,
+        check=True,
+    )
+
+
+def check_uploaded(run, server):
+    """The server has every value once, under the id of the run."""
     ((name, rows),) = server.rows.items()
     assert name == (run / "tracker-id").read_text().strip()
     assert row_values(rows) == expected_values(run)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_uploaded_and_goes_on_uploads_only_the_rest(tmp_path):
+    run = tmp_path / "run"
+    config = toy_config(make_arrays(tmp_path), train__epochs=1, train__trackers="wandb")
+    with serve_wandb() as server:
+        pretrain(config, run)
+        sync(run, server)
+        check_uploaded(run, server)
+        pretrain(config.with_overrides({"train.epochs": 2}), run)
+        sync(run, server)
+        check_uploaded(run, server)
+    assert len(list((run / "wandb").glob("offline-run-*"))) == 2
 
 
 @pytest.mark.slow

@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
 from meanshift.runtime.extras import require
+from meanshift.runtime.files import write_text
 from meanshift.runtime.run_directory import RunDirectory
 from meanshift.training.trackers.base import Line, Tracker, scalars
+
+_LAST_STEP = "last-step"
+"""a file in the folder of an offline run: what `wandb sync` sends ends with this step"""
 
 
 class WandB(Tracker):
     """One run of one id; a row has the lines of a step.
 
-    An offline run is written anew by each start, so that one folder contains every line. A server
-    cannot take rows back: rows wait for the checkpoint that contains them.
+    A server cannot take rows back: rows wait for the checkpoint that contains them. An offline run
+    is written anew by each start, so that one folder contains every line that was not uploaded.
     """
 
     def __init__(self, run_directory: RunDirectory) -> None:
@@ -30,6 +35,8 @@ class WandB(Tracker):
     def start(self, lines: Sequence[Line]) -> None:
         import wandb
 
+        self.first_step = self._uploaded_step() + 1
+        """rows of earlier steps are on the server"""
         self._delete_offline_runs()
         self.folder.mkdir(exist_ok=True)  # without it the library takes a temporary folder
         self.run = wandb.init(
@@ -53,8 +60,8 @@ class WandB(Tracker):
                 x_save_requirements=False,
             ),
         )
-        self.first_step = self.run.starting_step
-        """rows of earlier steps are on the server"""
+        if self.mode != "offline":
+            self.first_step = self.run.starting_step
         self.pending = list(lines)
         self.saved()
 
@@ -65,17 +72,30 @@ class WandB(Tracker):
         for line in self.pending:
             if line["step"] >= self.first_step:
                 self.run.log(scalars(line), step=line["step"])
+        if self.pending and self.mode == "offline":
+            folder = Path(self.run.settings.sync_dir)
+            write_text(folder / _LAST_STEP, f"{self.pending[-1]['step']}\n")
         self.pending.clear()
 
     def close(self, *, finished: bool) -> None:
         self.saved()
         self.run.finish(exit_code=0 if finished else 1)
 
+    def _offline_runs(self, *, uploaded: bool) -> list[Path]:
+        """The folders of earlier starts that `wandb sync` has or has not marked."""
+        folders = self.folder.glob(f"offline-run-*-{self.id}")
+        return [path for path in folders if any(path.glob("*.wandb.synced")) == uploaded]
+
+    def _uploaded_step(self) -> int:
+        """The last step that `wandb sync` has sent; -1 if there is none."""
+        files = [path / _LAST_STEP for path in self._offline_runs(uploaded=True)]
+        return max((int(path.read_text()) for path in files if path.exists()), default=-1)
+
     def _delete_offline_runs(self) -> None:
-        """Delete the folders of earlier starts, whose lines are all sent again.
+        """Delete the folders of earlier starts that were not uploaded.
 
         The service of a killed process may still write: it keeps a file, but not its folder.
         """
-        for path in self.folder.glob(f"offline-run-*-{self.id}"):
+        for path in self._offline_runs(uploaded=False):
             deleted = path.rename(path.with_name(f".deleted-{path.name}"))
             shutil.rmtree(deleted, ignore_errors=True)
