@@ -54,12 +54,14 @@ def load(source: Path) -> CLibrary | None:
     except (OSError, RuntimeError):  # there is no home, or it is read-only or allows no programs
         pass
     except subprocess.SubprocessError as error:
-        return _report(error)
+        _report(error)
+        return None
     try:
         with tempfile.TemporaryDirectory(prefix="meanshift-") as folder:  # of this user alone
             return _load_from(Path(folder), source)
     except (OSError, subprocess.SubprocessError) as error:
-        return _report(error)
+        _report(error)
+        return None
 
 
 def _cache() -> Path:
