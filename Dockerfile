@@ -10,7 +10,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=igno
 WORKDIR /src
 # PyTorch first: its layer is the largest one, and a change of the program keeps it.
 COPY constraints.txt ./
-RUN pip install -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch torchvision
+RUN pip install -c constraints.txt ${TORCH_INDEX:+--no-deps --index-url "$TORCH_INDEX"} torch torchvision
 COPY pyproject.toml README.md LICENSE ./
 COPY meanshift ./meanshift
 RUN pip install -c constraints.txt ".[$EXTRAS]"

@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 # The system's pip installs into the environment, so Debian's python3-venv is not needed.
 PIP := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check install -c constraints.txt
 
-# make demo TORCH_INDEX=URL takes PyTorch from another index, such as that of its CPU-only wheels.
+# make demo TORCH_INDEX=URL takes PyTorch from another index, such as that of its CPU-only wheels. What
+# PyTorch needs comes from the usual index, as the other one may lack the versions of constraints.txt.
 TORCH_INDEX ?=
-TORCH := $(if $(TORCH_INDEX),$(PIP) --index-url $(TORCH_INDEX) torch torchvision)
+TORCH := $(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) torch torchvision)
 
 .PHONY: demo test test-slow test-extras test-lowest package campaigns learn bench gpu-check check \
 	format docs notebooks screenshots clean
@@ -95,18 +96,21 @@ SIZE := $(if $(TORCH_INDEX),PyTorch comes from $(TORCH_INDEX),PyTorch with CUDA 
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing meanshift with report and explorer into $(VENV). $(SIZE)."
+	@echo "pip shows each download, and then unpacks them all without a word, for a minute or more."
 	$(TORCH)
 	$(PIP) -e '.[explore]'
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing meanshift and the tools for its tests into $(VENV). $(SIZE)."
+	@echo "pip shows each download, and then unpacks them all without a word, for a minute or more."
 	$(TORCH)
 	$(PIP) -e '.[dev]'
 	touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-extras: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing meanshift with all optional libraries into $(VENV). $(SIZE)."
+	@echo "pip shows each download, and then unpacks them all without a word, for a minute or more."
 	$(TORCH)
 	$(PIP) -e '.[dev,bench,all]'
 	touch $@ $(VENV)/.installed-dev $(VENV)/.installed
