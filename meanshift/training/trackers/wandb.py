@@ -40,7 +40,7 @@ class WandB(Tracker):
         self._delete_offline_runs()
         self.folder.mkdir(exist_ok=True)  # without it the library takes a temporary folder
         self.run = wandb.init(
-            mode=self.mode,  # type: ignore[arg-type]  # the library checks it
+            mode=self.mode,
             dir=self.run_directory.folder,
             id=self.id,
             resume=None if self.mode == "offline" else "allow",
