@@ -26,7 +26,7 @@ from meanshift.transforms.augment import MultiViewTransform
 SIZE, BATCH_SIZE, WORKERS = 224, 256, 2
 
 
-def rows(rounds: int, *, photos: Path | None = None, images: int = 2_048) -> Iterator[Row]:
+def rows(rounds: int, *, photos: Path | None = None, images: int = 1_024) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as temporary:
         packed = Path(temporary) / "packed"
         if photos is None:
