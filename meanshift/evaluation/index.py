@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from meanshift.data import Source, UnreadableSample, open_source
+from meanshift.data.file_access import is_remote
 from meanshift.data.folder import FolderSource
 from meanshift.data.open import SourceSpec, source_name
 from meanshift.evaluation.context import EncoderContext, source_identity
@@ -286,6 +287,8 @@ class Index:
     def path(self, item: Item) -> str:
         """The file of an image, or its title where it has none."""
         root = self.metadata["roots"].get(item.split, "")
+        if is_remote(root):
+            return f"{root}/{item.file}"
         return str(Path(root, item.file)) if root else item.file
 
     def open_source(self) -> Mapping[str, Source]:
@@ -570,7 +573,7 @@ def _require_libraries() -> None:
 def _roots(splits: Mapping[str, Source]) -> dict[str, str]:
     """The folder of each split, where its images are files."""
     return {
-        name: str(split.root.resolve())
+        name: str(split.root.resolve() if isinstance(split.root, Path) else split.root)
         for name, split in splits.items()
         if isinstance(split, FolderSource)
     }
