@@ -164,7 +164,7 @@ def write_modules(found, folder):
 
 @pytest.fixture
 def sources(tmp_path, monkeypatch, make_images):
-    """A folder with the files that examples name, in which recipes for images are tiny."""
+    """A folder with the files that examples name."""
     make_images(tmp_path / "PHOTOS", {"cats": 60, "dogs": 60}, size=(20, 24))
     rng = np.random.default_rng(0)
     for number in range(48):  # 16 bits; three slices of a patient
@@ -185,13 +185,6 @@ def sources(tmp_path, monkeypatch, make_images):
         write_copy(name, tmp_path / "DATASETS", monkeypatch)
     write_voc(tmp_path / "VOCDEVKIT")
     monkeypatch.chdir(tmp_path)
-    whole = recipes.recipe
-
-    def tiny_recipe(name):
-        return whole(name).with_overrides(TINY) if name in ("small", "demo") else whole(name)
-
-    for module, name in ((api, "find_recipe"), (recipes, "recipe")):
-        monkeypatch.setattr(module, name, tiny_recipe)
 
 
 def smaller(words):
@@ -209,6 +202,19 @@ def smaller(words):
     if "--method.name" in words:
         del flags["method.bank_size"]
     return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+
+
+def run_python(block, values, monkeypatch):
+    """Run a block of Python; recipes for images are tiny in it."""
+    whole = recipes.recipe
+
+    def tiny_recipe(name):
+        return whole(name).with_overrides(TINY) if name in ("small", "demo") else whole(name)
+
+    with monkeypatch.context() as patched:
+        for module, name in ((api, "find_recipe"), (recipes, "recipe")):
+            patched.setattr(module, name, tiny_recipe)
+        exec(compile(block.text, block.place, "exec"), values)
 
 
 def run_explorer(words):
@@ -244,7 +250,7 @@ def run_command(words, capsys):
     [page for page in PAGES if has_examples(page)],
     ids=[page.relative_to(ROOT).as_posix() for page in PAGES if has_examples(page)],
 )
-def test_the_examples_run(page, capsys):
+def test_the_examples_run(page, monkeypatch, capsys):
     values = {}
     found = blocks(page)
     write_modules(found, Path())
@@ -255,7 +261,7 @@ def test_the_examples_run(page, capsys):
         if block.not_run or missing:
             continue
         if block.language == "python":
-            exec(compile(block.text, block.place, "exec"), values)
+            run_python(block, values, monkeypatch)
         elif page in TASKS:
             for words in block.commands():
                 run_command(words, capsys)
