@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from meanshift.runtime.extras import require
 from meanshift.runtime.files import write_text
@@ -25,7 +26,7 @@ class WandB(Tracker):
 
     def __init__(self, run_directory: RunDirectory) -> None:
         super().__init__(run_directory)
-        self.mode = os.environ.get("WANDB_MODE") or "offline"
+        self.mode: Any = os.environ.get("WANDB_MODE") or "offline"  # the library checks it
         if self.mode == "offline":  # read at import: the library would report its own errors
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         require("wandb", extra="wandb", what="Weights & Biases runs (train.trackers wandb)")
