@@ -151,10 +151,11 @@ def _create(timm: Any, name: str, image_size: int, channels: int) -> tuple[nn.Mo
         network = timm.create_model(name, num_classes=0, in_chans=channels, **options)
     except Exception as error:  # each network fails in its own way
         raise InputRefused(error) from None
-    patch = getattr(getattr(network, "patch_embed", None), "patch_size", None)
-    side = patch[0] if isinstance(patch, tuple) else patch
-    if isinstance(side, int) and image_size % side:  # it would ignore the border
-        raise InputRefused(f"it is no multiple of its patches of {side} pixels")
+    patches = getattr(getattr(network, "patch_embed", None), "proj", None)
+    if isinstance(patches, nn.Conv2d) and patches.kernel_size == patches.stride:
+        side = patches.stride[0]
+        if image_size % side:  # it would ignore the border
+            raise InputRefused(f"it is no multiple of its patches of {side} pixels")
     return network, count_features(network, (channels, image_size, image_size))
 
 
