@@ -7,6 +7,7 @@ import functools
 import inspect
 import itertools
 import math
+import textwrap
 import types
 import typing
 from typing import Any, Literal
@@ -85,7 +86,7 @@ def help_texts(kind: type) -> dict[str, str]:
     """The docstring under each field of a settings class and its bases, read from the source."""
     texts: dict[str, str] = {}
     for each in reversed(kind.__mro__[:-1]):
-        (body,) = ast.parse(inspect.cleandoc(inspect.getsource(each))).body
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
         assert isinstance(body, ast.ClassDef)
         for node, after in itertools.pairwise(body.body):
             documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
