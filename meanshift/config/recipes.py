@@ -208,8 +208,8 @@ def small_convnext() -> Config:
 
     command: meanshift pretrain small-convnext --data FOLDER --out runs/mine
     hardware: one GPU; on CPUs add --encoder.name timm:convnext_atto (pip install 'meanshift[timm]')
-    time: about 10 CPU seconds an epoch for 600 photographs and timm:convnext_atto; convnext_tiny and
-      vit_b_16 were tried for a few steps only
+    time: about 10 CPU seconds an epoch for 600 photographs and timm:convnext_atto; convnext_tiny
+      and vit_b_16 were tried for a few steps only
     result: 600 photographs, 25 epochs of timm:convnext_atto, one seed: 20-NN 25.5 on 200 others
       (untrained 23.0, raw pixels 31.0); leave-one-out over all 800: 32.2 (23.9, 29.8)
     """

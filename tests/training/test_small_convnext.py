@@ -31,7 +31,7 @@ def test_torchvisions_networks_are_trained_after_a_warm_up(name, tmp_path):
                 break
             rates.append(session.schedule.set_lr(session.state.optimizer, images.step))
             output = train_step(images, session.schedule.progress(images.step))
-            losses.append(float(output.loss))
+            losses.append(float(output.loss.detach()))
         after = dict(session.backbone.named_parameters())
     assert torch.tensor(losses).isfinite().all()
     assert rates == sorted(rates) and rates[-1] < config.optim.lr / 4
