@@ -200,6 +200,25 @@ def test_a_hugging_face_folder_is_verified_by_both_programs(source, tmp_path, ca
     )
 
 
+@pytest.mark.parametrize("output", ["plain", "whitened"])
+@pytest.mark.parametrize("name", ["convnext_atto", "vit_tiny_patch16_224"])
+def test_encoders_of_timm_go_back_to_timm(name, output, source, tmp_path):
+    pytest.importorskip("meanshift.models.timm_networks")
+    settings = {
+        **RESNET18,
+        "encoder__name": f"timm:{name}",
+        "encoder__output": output,
+        "data__image_size": 64,
+    }
+    weights = load_weights(make_run(tmp_path / "run", source, **settings))
+    for format in ("timm", "huggingface"):
+        job = export_weights(weights, format=format)
+        for program, code in job.programs.items():
+            scope = {"images": job.reference.samples.numpy()}
+            exec(code, scope)
+            job.reference.compare(scope["features"].numpy(), program)
+
+
 def test_timm_takes_other_channels(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 5), dtype=np.uint8)
     np.savez(tmp_path / "bands.npz", x_train=pixels)

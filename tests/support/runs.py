@@ -62,7 +62,7 @@ def write_checkpoint(folder, seed=0):
             value.uniform_(-0.1, 0.1, generator=generator)
         elif name.endswith("running_var"):
             value.uniform_(0.5, 1.5, generator=generator)
-        elif name == "matrix":  # of a whitened output
+        elif name in ("mean", "matrix"):  # of a whitened output
             value.normal_(generator=generator)
     directory.checkpoints.mkdir(exist_ok=True)
     method = {f"online.backbone.{name}": value for name, value in state.items()}
