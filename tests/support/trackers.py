@@ -73,7 +73,9 @@ def wandb_records(run: Path) -> Iterator[dict[str, Any]]:
     """The records of all offline runs of a run directory, which `wandb sync` would send."""
     for path in sorted((run / "wandb").glob("*run-*/*.wandb")):
         command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path)]
-        process = subprocess.run(command, capture_output=True, text=True, check=True)
+        process = subprocess.run(
+            command, cwd=run.parent, capture_output=True, text=True, check=True
+        )
         for line in process.stdout.splitlines():
             yield json.loads(line)
 

@@ -215,6 +215,7 @@ def sync(run, server):
     subprocess.run(
         [sys.executable, "-m", "wandb", "sync", "--yes", *folders],
         env={**os.environ, **server.environment},
+        cwd=run.parent,  # where the command writes its own log
         capture_output=True,
         check=True,
     )
