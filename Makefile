@@ -23,7 +23,7 @@ test: $(VENV)/.installed-dev $(VENV)/.browser
 test-slow: $(VENV)/.installed-dev $(VENV)/.browser
 	$(BIN)/pytest -n 2 -m 'slow and not extras' --timeout 1200
 
-# What needs optional libraries: Hugging Face datasets, faiss, lightly, TensorBoard.
+# What needs optional libraries: timm, ONNX, faiss, the trackers, Hugging Face, lightly.
 test-extras: $(VENV)/.installed-extras
 	$(BIN)/pytest -n 2 -m extras --timeout 1200
 

@@ -9,7 +9,8 @@ import pytest
 from tests.support.toy_method import make_arrays
 
 EXTRAS = (
-    "datasets faiss jinja2 lightly matplotlib pyarrow scipy sklearn starlette tensorboard uvicorn"
+    "aiohttp datasets faiss huggingface_hub jinja2 lightly matplotlib mlflow onnx onnxruntime "
+    "pyarrow scipy sklearn starlette tensorboard timm uvicorn wandb"
 )
 
 PROGRAM = f"""

@@ -203,7 +203,6 @@ def test_a_hugging_face_folder_is_verified_by_both_programs(source, tmp_path, ca
 @pytest.mark.parametrize("output", ["plain", "whitened"])
 @pytest.mark.parametrize("name", ["convnext_atto", "vit_tiny_patch16_224"])
 def test_encoders_of_timm_go_back_to_timm(name, output, source, tmp_path):
-    pytest.importorskip("meanshift.models.timm_networks")
     settings = {
         **RESNET18,
         "encoder__name": f"timm:{name}",

@@ -13,11 +13,9 @@ from torchvision import models
 
 from meanshift.config import Encoder
 from meanshift.models.encoder import torchvision_options
+from meanshift.models.timm_networks import PREFIX
 from meanshift.models.view_whitening import ViewWhitening, without_whitening
 from meanshift.models.weights import Weights
-
-TIMM_PREFIX = "timm:"
-"""what the name of an encoder of timm begins with"""
 
 _SAME_NAMES = (
     *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
@@ -77,12 +75,12 @@ def in_timm(weights: Weights) -> Counterpart | None:
     if encoder.name in _SAME_NAMES:
         classifier = _torchvision_classifier(weights, encoder.name)
         return Counterpart(encoder.name, arguments, classifier)
-    if not encoder.name.startswith(TIMM_PREFIX):
+    if not encoder.name.startswith(PREFIX):
         return None
     import timm  # it is there, as the network is one of timm's
     from timm.models import get_pretrained_cfg
 
-    name = encoder.name.removeprefix(TIMM_PREFIX)
+    name = encoder.name.removeprefix(PREFIX)
     known = get_pretrained_cfg(name, allow_unregistered=True)
     if known is not None and known.fixed_input_size:
         arguments["img_size"] = weights.image_size
