@@ -60,12 +60,16 @@ def write_part(path: Path, split: EmbeddedSplit, bad: Mapping[int, UnreadableSam
 
 
 def read_part(path: Path) -> Part:
-    """What the file of a part holds."""
+    """What the file of a part holds; raises `DamagedFile`."""
+    import pyarrow as pa
     from pyarrow import parquet
 
-    with parquet.ParquetFile(path) as file:
-        rows = file.metadata.num_rows
-        note = json.loads(file.schema_arrow.metadata[NOTE.encode()])
+    try:
+        with parquet.ParquetFile(path) as file:
+            rows = file.metadata.num_rows
+            note = json.loads(file.schema_arrow.metadata[NOTE.encode()])
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+        raise DamagedFile(path, str(error)) from None
     return Part(
         name=path.name,
         rows=rows,

@@ -53,6 +53,13 @@ def test_a_part_names_its_unreadable_images(table):
     assert items.parts[1].bad[17].reason == "torn"
 
 
+def test_a_part_that_is_no_table_is_named(tmp_path):
+    path = tmp_path / "part-00000.parquet"
+    path.write_bytes(b"PAR1" + bytes(100))
+    with pytest.raises(DamagedFile, match=r"part-00000\.parquet: damaged .*delete it"):
+        read_part(path)
+
+
 @pytest.mark.parametrize("damage", ["missing", "truncated", "flipped"])
 def test_damage_is_named(table, damage):
     items, _, _ = table

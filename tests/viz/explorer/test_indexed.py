@@ -125,3 +125,27 @@ def test_an_index_of_other_weights_is_refused_before_the_page_is_served(call, in
     assert code == 2 and "no index there" in errors
     metadata = json.loads((index / "index.json").read_text())
     assert metadata["spec"] == f"random:{run}"
+
+
+def test_a_browser_searches_the_index_and_the_other_images(chromium, port, indexed):
+    _, _, photos = indexed
+    page = chromium.new_page(viewport={"width": 1280, "height": 860})
+    messages = []
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.set_default_timeout(60_000)
+    page.goto(f"http://127.0.0.1:{port}/#search")
+    page.wait_for_selector("#search-in option >> nth=3", state="attached")
+    assert page.locator("#search-in").input_value() == "index"
+    assert page.locator("#search-epoch").is_disabled()  # an index has weights of its own
+    page.set_input_files("#file", photos / "train/bee/04.png")
+    page.wait_for_selector("#found .card >> nth=23")
+    assert page.inner_text("#found .card >> nth=0").split() == ["bee/04.png", "bee", "0"]
+    assert page.inner_text("#search-status") == "24 images, nearest first; features of the index"
+    page.wait_for_function("[...document.querySelectorAll('#found img')].every(i => i.naturalWidth)")
+    page.select_option("#search-in", "train")
+    page.wait_for_function("document.querySelector('#search-status').innerText.includes('epoch 2')")
+    assert page.locator("#search-epoch").is_enabled()
+    assert "indexed images (36)" not in page.locator("#clean-in option").all_text_contents()
+    page.close()
+    assert messages == []
