@@ -142,9 +142,8 @@ def test_a_browser_searches_the_index_and_the_other_images(chromium, port, index
     page.wait_for_selector("#found .card >> nth=23")
     assert page.inner_text("#found .card >> nth=0").split() == ["bee/04.png", "bee", "0"]
     assert page.inner_text("#search-status") == "24 images, nearest first; features of the index"
-    page.wait_for_function("[...document.querySelectorAll('#found img')].every(i => i.naturalWidth)")
     page.select_option("#search-in", "train")
-    page.wait_for_function("document.querySelector('#search-status').innerText.includes('epoch 2')")
+    page.get_by_text("features after epoch 2 (newest)").wait_for()
     assert page.locator("#search-epoch").is_enabled()
     assert "indexed images (36)" not in page.locator("#clean-in option").all_text_contents()
     page.close()
