@@ -47,7 +47,7 @@ def test_another_format_is_refused(tmp_path):
         Index.open(write_metadata(tmp_path / "index", format=9))
 
 
-@pytest.mark.parametrize("package", ["faiss", "pyarrow"])
+@pytest.mark.parametrize("package", ["faiss", pytest.param("pyarrow", marks=pytest.mark.extras)])
 def test_a_missing_library_is_named_with_its_extra(call, monkeypatch, tmp_path, package):
     hide_packages(monkeypatch, package)
     out = tmp_path / "index"

@@ -90,7 +90,7 @@ def test_the_loop_learns_to_predict_and_the_same_view_is_reported_as_a_collapse(
         "method.whiten": whiten,
         "train.batch_size": batch_size,
         "train.precision": precision,
-        "train.epochs": 200 * batch_size // 800,
+        "train.epochs": 256 * batch_size // 800,  # 200 steps end between 0.945 and 0.962
     }
     run = pretrain(configure(stripes, **settings), tmp_path / "run")
     agreement = [line["agreement"] for line in read_lines(run)]
