@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -285,6 +286,7 @@ def test_nothing_is_sent_by_default(tmp_path):
         for scheme in ("http", "https", "all"):
             environment[f"{scheme}_proxy"] = environment[f"{scheme.upper()}_PROXY"] = address
         environment["NO_PROXY"] = environment["no_proxy"] = ""
+        environment["PYTHONPATH"] = str(Path(__file__).parents[2])  # for `tests.support`
         subprocess.run(
             [sys.executable, *program, "--out", str(tmp_path / "run")],
             env=environment,
