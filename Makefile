@@ -30,7 +30,7 @@ test-extras: $(VENV)/.installed-extras
 # The lower bounds of pyproject.toml: the oldest version of each direct dependency, in an environment
 # of its own. What depends on the versions of libraries is tested; warnings of old ones are no errors.
 # Left out: the position of views in a figure, to the pixel, which is another one with an old
-# matplotlib, and how much t-SNE maps move between epochs, which depends on how numpy rounds.
+# matplotlib, and how much t-SNE maps move between epochs, which is more with numpy 1.26.
 LOWEST := .venv-lowest
 test-lowest: $(LOWEST)/.installed
 	$(LOWEST)/bin/pytest -n 2 -m 'not slow and not campaign' --timeout 1200 -o filterwarnings=default \
