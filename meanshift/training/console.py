@@ -37,13 +37,11 @@ class Console:
 
     def start(self, step: int) -> None:
         """Begin at a step; speed and remaining time are measured from here."""
-        now = time.perf_counter()
         self.step = step
         self.first_step = step
-        self.start_time = now
+        self.start_time = time.perf_counter()
         self.logged_step = step
-        self.last_step = step  # of the last measurement of the speed
-        self.last_time = now
+        self._restart_clock()
         self.bar = tqdm(
             total=self.total_steps * self.batch_size,
             initial=step * self.batch_size,
@@ -90,22 +88,34 @@ class Console:
         return f"epoch {epoch}/{self.epochs} step {self.step}/{self.total_steps}{loss}"
 
     def speed(self) -> dict[str, float]:
-        """Images per second since the last call; these are the only metrics that vary by run."""
+        """The speed of the steps since the last call; only these metrics vary from run to run.
+
+        `seconds` is the time since the start of this session. `cpu_seconds` is the CPU time of this
+        process, with all of its threads, since the last line; loader workers are not counted.
+        """
         now = time.perf_counter()
         images = (self.step - self.last_step) * self.batch_size
-        images_per_second = images / (now - self.last_time)
-        self.last_step = self.step
-        self.last_time = now
-        return {
-            "images_per_second": round(images_per_second, 1),
+        speed = {
+            "images_per_second": round(images / (now - self.last_time), 1),
             "seconds": round(now - self.start_time, 2),
+            "cpu_seconds": round(time.process_time() - self.last_cpu_time, 3),
         }
+        self._restart_clock()
+        return speed
+
+    def _restart_clock(self) -> None:
+        """Measure the speed from here on."""
+        self.last_step = self.step
+        self.last_time = time.perf_counter()
+        self.last_cpu_time = time.process_time()
 
     def end_epoch(self, epoch: int, evaluated: dict[str, Any]) -> None:
         """Print the line of an epoch; beside a bar only if its weights were evaluated.
 
-        Loss and purity are means over all steps of the epoch in this session.
+        Loss and purity are means over all steps of the epoch in this session. The time of an
+        evaluation does not count as time of the next steps.
         """
+        self._restart_clock()
         parts = [f"epoch {epoch}/{self.epochs}"]
         if self.bar.disable:
             parts += [

@@ -153,7 +153,7 @@ def replay(
 
 # Curves
 
-_NO_METRICS = {"step", "epoch", "seconds"}
+_NO_METRICS = {"step", "epoch", "seconds", "cpu_seconds"}
 """numbers of a log line that are its time, not a metric"""
 
 

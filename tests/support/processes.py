@@ -25,7 +25,7 @@ DEADLINE = 240.0
 """seconds after which a process counts as hanging; less than the timeout of a test, so that its
 output is shown"""
 
-TIMING = ("images_per_second", "seconds")
+TIMING = ("images_per_second", "seconds", "cpu_seconds")
 """metrics that differ from run to run"""
 
 

@@ -101,3 +101,18 @@ def test_the_speed_is_that_since_it_was_last_asked_for(schedule, monkeypatch):
         now[0] += seconds
         assert console.speed()["images_per_second"] == expected
     assert console.speed.__self__.step == 6 and now[0] == 103.0
+
+
+def test_cpu_time_is_that_of_the_steps_and_not_of_an_evaluation(schedule, monkeypatch):
+    cpu_time = [5.0]
+    monkeypatch.setattr("meanshift.training.console.time.process_time", lambda: cpu_time[0])
+    console = Console(schedule, 8)
+    console.start(0)
+    console.advance()
+    cpu_time[0] += 2.0
+    assert console.speed()["cpu_seconds"] == 2.0
+    cpu_time[0] += 30.0  # an evaluation
+    console.end_epoch(1, {"20-NN": 50.0})
+    console.advance()
+    cpu_time[0] += 1.5
+    assert console.speed()["cpu_seconds"] == 1.5
