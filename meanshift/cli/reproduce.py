@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from meanshift.cli.arguments import SOURCE
 from meanshift.cli.settings import typed_settings
@@ -13,6 +14,9 @@ from meanshift.config import Config
 from meanshift.reproduce.scales import SCALES, find_scale
 from meanshift.reproduce.studies import STUDIES
 from meanshift.runtime.extras import require_report
+
+if TYPE_CHECKING:
+    from meanshift.reproduce.experiment import Experiment
 
 HELP = "the paper's tables and ablations, beside the paper's own metrics"
 
@@ -53,6 +57,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, metavar="DIR", help="runs, tables and page [runs/reproduce-SCALE]"
     )
     parser.add_argument(
+        "--archive",
+        type=Path,
+        metavar="DIR",
+        help="finished runs without their weights: those found there are not trained, new ones are "
+        "added; `none` for none [scales cpu and cpu-paper: docs/reproduced/SCALE-DATA, where "
+        "docs/reproduced exists]",
+    )
+    parser.add_argument(
         "--plan", action="store_true", help="only print the commands that would be run"
     )
 
@@ -62,6 +74,18 @@ def base_config(argv: Sequence[str]) -> Config:
     scanner.add_argument("--scale", nargs="?", default="cpu")
     scale = scanner.parse_known_args(argv)[0].scale
     return find_scale(scale or "cpu").config
+
+
+def _archive(typed: Path | None, experiment: Experiment) -> Path | None:
+    """The folder of finished runs; None if none was typed and the scale has none here."""
+    from meanshift.reproduce.archive import folder_name
+
+    if typed is not None:
+        return None if str(typed) == "none" else typed
+    root = Path(experiment.scale.archive)
+    if not experiment.scale.archive or not root.is_dir():
+        return None
+    return root / folder_name(experiment.name, experiment.config.data.source)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,7 +107,8 @@ def run(args: argparse.Namespace) -> int:
     for each in devices:  # reported now, not after minutes
         pick_device(each)
     out = args.out or Path("runs") / f"reproduce-{args.scale}"
-    reproduction = Reproduction(names, experiment, out, args.seeds)
+    archive = _archive(args.archive, experiment)
+    reproduction = Reproduction(names, experiment, out, args.seeds, archive)
     if args.plan:
         print("\n".join(reproduction.plan()))
         return 0
@@ -91,7 +116,8 @@ def run(args: argparse.Namespace) -> int:
     jobs = reproduction.jobs
     print(
         f"{len(jobs)} runs at scale {args.scale} ({experiment.scale.description}), "
-        f"{sum(job.trained for job in jobs)} of them trained already: {out}/runs",
+        f"{sum(job.trained for job in jobs)} of them trained already: {out}/runs"
+        + (f", finished ones also in {archive}" if archive else ""),
         file=sys.stderr,
     )
     try:

@@ -89,7 +89,7 @@ class Experiment:
 
     def evaluate_options(self, protocol: str) -> tuple[str, ...]:
         """The options of `meanshift evaluate` for a protocol."""
-        if protocol == "knn":
+        if protocol in ("knn", "rank"):
             return ()
         fractions = [each for each in (0.01, 0.1) if each * self.images >= self.classes]
         if protocol == "linear" or len(fractions) == 2:
@@ -134,6 +134,8 @@ class Experiment:
         own = teacher if changes.get("method.name") == "compress" else {}
         config = self.config.with_overrides({**changes, **own, "train.seed": seed})
         if not isinstance(config.method, MSF):
+            if not self.scale.own_optimizers:
+                config = replace(config, optim=self.config.optim)
             cost = 1.0 if self.equal_epochs else config.method.relative_cost
             epochs = max(1, round(config.train.epochs / cost))
             return replace(config, train=replace(config.train, epochs=epochs))

@@ -28,6 +28,9 @@ from meanshift.runtime.progress import progress
 from meanshift.runtime.signals import Stopped, catch_signals
 from meanshift.viz.run_reader import Run
 
+ARCHIVED = "archived.json"
+"""the file that marks a run directory as restored from an archive, without weights"""
+
 
 @dataclass
 class Job:
@@ -64,8 +67,20 @@ class Job:
     @property
     def trained(self) -> bool:
         done, total = self.steps
-        last_checkpoint = self.folder / "checkpoints" / f"step-{total:09d}.pt"
-        return total > 0 and done == total and last_checkpoint.is_file()
+        complete = total > 0 and done == total
+        return complete and (self._last_checkpoint.is_file() or self.archived)
+
+    @property
+    def archived(self) -> bool:
+        """Whether the run has all results but no weights; if a result is missing, it is trained."""
+        marked = (self.folder / ARCHIVED).is_file() and not self._last_checkpoint.is_file()
+        return marked and all(
+            self.result(protocol, weights) is not None for weights, protocol in self.evaluations
+        )
+
+    @property
+    def _last_checkpoint(self) -> Path:
+        return self.folder / "checkpoints" / f"step-{self.steps[1]:09d}.pt"
 
     def result(self, protocol: str, weights: str = "") -> dict[str, Any] | None:
         """The result of a protocol, unless it is of weights before the last ones."""
@@ -103,27 +118,34 @@ def same_run(one: Config, other: Config) -> bool:
     return not set(differences(one, other)) - (resume_safe(one) - {"data.source"})
 
 
+def find_runs(out: Path) -> list[Run]:
+    """The run directories of a reproduction that can be read."""
+    runs = []
+    for config_file in sorted((out / "runs").glob("*/config.json")):
+        with contextlib.suppress(ValueError):
+            runs.append(Run(config_file.parent))
+    return runs
+
+
 def find_folder(
     out: Path,
     config: Config,
     title: str,
     *,
+    runs: Sequence[Run],
     fingerprint: Callable[[], str],
     taken: Sequence[Path],
 ) -> Path:
     """The directory of a run with these settings and images, or a new one for it.
 
-    Of several the first is used: a copy of a run is not another seed.
+    `runs` are those in `out`. Of several the first is used: a copy of a run is not another seed.
     """
-    runs = out / "runs"
     found = []
-    for config_file in sorted(runs.glob("*/config.json")):
-        with contextlib.suppress(ValueError):
-            run = Run(config_file.parent)
-            if same_run(run.config, config):
-                source = run.environment.get("source")
-                if source is None or source == fingerprint():
-                    found.append(config_file.parent)
+    for run in runs:
+        if same_run(run.config, config):
+            source = run.environment.get("source")
+            if source is None or source == fingerprint():
+                found.append(run.folder)
     if len(found) > 1:
         others = ", ".join(folder.name for folder in found[1:])
         warnings.warn(
@@ -134,14 +156,17 @@ def find_folder(
         return found[0]
     name = re.sub(r"[^a-z0-9=.]+", "-", f"{title}-seed{config.train.seed}".lower()).strip("-")
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    folders = (runs / each for each in names)
+    folders = (out / "runs" / each for each in names)
     return next(folder for folder in folders if folder not in taken and not folder.exists())
 
 
-def run_jobs(jobs: Sequence[Job], out: Path, devices: Sequence[str]) -> None:
+def run_jobs(
+    jobs: Sequence[Job], out: Path, devices: Sequence[str], finish: Callable[[Job], object]
+) -> None:
     """Train and evaluate what is missing; a job that fails is reported and the others go on.
 
-    Raises `Stopped` after a signal, when all processes have saved their runs.
+    `finish` is called with each job that ended without a failure. Raises `Stopped` after a signal,
+    when all processes have saved their runs.
     """
     (out / "logs").mkdir(parents=True, exist_ok=True)
     lock = exclusive_lock(out / ".lock", "is reproducing in it", "another --out")
@@ -151,7 +176,9 @@ def run_jobs(jobs: Sequence[Job], out: Path, devices: Sequence[str]) -> None:
         several = len(devices) > 1
         threads = max(1, (os.cpu_count() or 1) // len(devices)) if several else 0
         workers = [
-            _run_on_device(device, waiting, processes, bar, logs=out / "logs", threads=threads)
+            _run_on_device(
+                device, waiting, processes, bar, finish, logs=out / "logs", threads=threads
+            )
             for device in devices
         ]
         try:
@@ -172,6 +199,7 @@ def _run_on_device(
     waiting: list[Job],
     processes: list[subprocess.Popen[bytes]],
     bar: _ProgressBar,
+    finish: Callable[[Job], object],
     *,
     logs: Path,
     threads: int,
@@ -194,6 +222,8 @@ def _run_on_device(
                 if process.returncode:
                     job.failure = _read_error(log, log_start, process.returncode)
                     break
+            if not job.failure:
+                finish(job)
         except (ValueError, OSError) as error:
             job.failure = str(error)
         bar.end(job, silent=was_finished and not job.failure)

@@ -12,12 +12,12 @@ from typing import Any
 
 from meanshift.config import Config, differences
 from meanshift.config.parsing import setting_text
-from meanshift.reproduce import page, plots
+from meanshift.reproduce import archive, page, plots
 from meanshift.reproduce.claims import Measurement
 from meanshift.reproduce.cost import measure_cost
 from meanshift.reproduce.experiment import Experiment
-from meanshift.reproduce.jobs import Job, find_folder, run_jobs, same_run
-from meanshift.reproduce.results import StudyResult, protocols
+from meanshift.reproduce.jobs import Job, find_folder, find_runs, run_jobs, same_run
+from meanshift.reproduce.results import LABEL_FREE, StudyResult, protocols
 from meanshift.reproduce.studies import Study
 from meanshift.runtime.files import write_text
 from meanshift.viz.figures import draw_figures
@@ -38,6 +38,8 @@ class Reproduction:
     experiment: Experiment
     out: Path
     seeds: int = 2
+    archive: Path | None = None
+    """a folder of finished runs without weights: those in it are not trained, others are added"""
     studies: dict[str, Study] = field(init=False)
     jobs: list[Job] = field(init=False)
 
@@ -45,6 +47,9 @@ class Reproduction:
         if self.seeds < 1:
             raise ValueError(f"--seeds: got {self.seeds}, need 1 or more")
         self.studies = {name: self.experiment.study(name) for name in dict.fromkeys(self.names)}
+        if self.archive is not None:
+            archive.restore(self.archive, self.out)
+        self._runs = find_runs(self.out)
         self.jobs = []
         self._jobs_by_row: dict[tuple[str, str], list[Job]] = {}
         for seed in range(self.seeds):  # the first seed of all before the second one of any
@@ -61,7 +66,8 @@ class Reproduction:
             if job is None:
                 job = self._make_job(variant.title, config)
                 self.jobs.append(job)
-            for protocol in protocols(study.columns):
+            label_free = [] if variant.weights else [LABEL_FREE]
+            for protocol in [*protocols(study.columns), *label_free]:
                 options = experiment.evaluate_options(protocol)
                 job.evaluations[variant.weights, protocol] = options
             self._jobs_by_row.setdefault((name, variant.title), []).append(job)
@@ -71,6 +77,7 @@ class Reproduction:
             self.out,
             config,
             title,
+            runs=self._runs,
             fingerprint=functools.partial(self.experiment.fingerprint, config.train.seed),
             taken=[job.folder for job in self.jobs],
         )
@@ -93,12 +100,16 @@ class Reproduction:
     def run(self, devices: Sequence[str]) -> list[Job]:
         """Train, evaluate and measure what is missing; returns the jobs that failed."""
         if self.jobs:
-            run_jobs(self.jobs, self.out, devices)
+            run_jobs(self.jobs, self.out, devices, self._archive)
         if not all(study.trains for study in self.studies.values()):
             for seed in range(self.seeds):
                 if self._read_cost(seed) is None:
                     self._measure_cost(seed)
         return [job for job in self.jobs if job.failure]
+
+    def _archive(self, job: Job) -> None:
+        if self.archive is not None:
+            archive.store(job, self.archive)
 
     def _measure_cost(self, seed: int) -> None:
         """Measure the cost of the search once, and write it to the file of a seed."""

@@ -27,6 +27,8 @@ _LOGGED = {  # column: kind of record in metrics.jsonl and its metric, the last 
     "purity, weak views": ("snapshot", "purity_weak"),
     "purity, strong views": ("snapshot", "purity_strong"),
 }
+LABEL_FREE = "rank"
+"""the protocol that measures every run without labels"""
 RANKED_BY = "20-NN"
 """the metric of the validation images by which variants are ranked"""
 

@@ -112,7 +112,7 @@ def main(_: Sequence[int]) -> Study:
 def baseline(_: Sequence[int]) -> Study:
     return Study(
         "BYOL-asym and MSF on the whole data",
-        [_BYOL_SS, _MSF_SS, _MSF_WS, _BYOL_WW, _MSF_WW],
+        [_BYOL_SS, _MSF_SS, _BYOL_WS, _MSF_WS, _BYOL_WW, _MSF_WW],
         _ALL,
         [
             higher("MSF is better than BYOL-asym", "MSF s/s", "BYOL-asym s/s"),
@@ -147,6 +147,34 @@ def k(_: Sequence[int]) -> Study:
             higher("Fewer neighbors are purer", "k=2", "k=50", "purity"),
         ],
         axis="k",
+    )
+
+
+def equal_weights(_: Sequence[int]) -> Study:
+    """The paper's loss within a recipe that gives the neighbors less weight."""
+    equal = {"method.neighbor_weight": 0.0}
+    return Study(
+        "The number of neighbors k, all of them with equal weight",
+        [
+            Variant("k=1", _byol("w/s"), position=1.0),
+            *(
+                Variant(
+                    f"k={k}, equal weights",
+                    _views("w/s") | {"method.k": k} | equal,
+                    position=float(k),
+                )
+                for k in (2, 5, 10, 20, 50)
+            ),
+            Variant("k=5, weights of the recipe", _views("w/s") | {"method.k": 5}),
+        ],
+        (*_KNN, "purity"),
+        [
+            higher("With equal weights k=5 is better than k=1", "k=5, equal weights", "k=1", *_KNN),
+            higher(
+                "A lower weight of the neighbors is better",
+                *("k=5, weights of the recipe", "k=5, equal weights", *_KNN),
+            ),
+        ],
     )
 
 
@@ -307,6 +335,9 @@ def cost(sizes: Sequence[int]) -> Study:
 
 STUDIES: dict[str, Callable[[Sequence[int]], Study]] = {
     make.__name__.replace("_", "-"): make
-    for make in (main, baseline, k, bank, augmentation, same_view, purity, cost, few_labels, beyond)
+    for make in (
+        *(main, baseline, k, equal_weights, bank, augmentation, same_view, purity, cost),
+        *(few_labels, beyond),
+    )
 }
 """Each takes the bank sizes that the scale compares; the last one is as large as the dataset."""
