@@ -1,4 +1,9 @@
-"""The paper's claims, and whether our metrics support them: std ranges that do not overlap."""
+"""The paper's claims, and whether our metrics support them: paired differences over seeds.
+
+Two variants are compared seed by seed, since the runs of one seed share their images, their order
+and their initial weights. The interval of the mean difference is that of Student's t-test for
+paired samples, with a confidence of 95%.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Outcome = Literal["holds", "does not hold", "inconclusive"]
+Outcome = Literal["holds", "does not hold", "cannot be told"]
 HOLDS: Outcome = "holds"
 FAILS: Outcome = "does not hold"
-INCONCLUSIVE: Outcome = "inconclusive"
+UNKNOWN: Outcome = "cannot be told"
+
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -20,6 +27,12 @@ class Measurement:
 
     values: tuple[float, ...] = ()
     paper: float | None = None
+    seeds: tuple[int, ...] = ()
+    """the seed of each value; by default 0, 1, 2, ..."""
+
+    @property
+    def by_seed(self) -> dict[int, float]:
+        return dict(zip(self.seeds or range(len(self.values)), self.values, strict=True))
 
     @property
     def mean(self) -> float:
@@ -36,9 +49,40 @@ class Measurement:
             return "–"
         if math.inf in self.values:
             return f"in {sum(map(math.isfinite, self.values))} of {len(self.values)}"
-        digits = 1 if abs(self.mean) >= 1 else 3 if abs(self.mean) >= 0.01 else 5
-        std = f" ± {self.std:.{digits}f}" if self.std > 0 else ""
-        return f"{self.mean:.{digits}f}{std}"
+        std = f" ± {self.std:.{self.digits}f}" if self.std > 0 else ""
+        return f"{self.mean:.{self.digits}f}{std}"
+
+    @property
+    def digits(self) -> int:
+        """Decimals that are worth printing."""
+        return 1 if abs(self.mean) >= 1 else 3 if abs(self.mean) >= 0.01 else 5
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The mean of differences between paired runs, and the half width of its interval."""
+
+    mean: float
+    half_width: float
+    pairs: int
+
+    @staticmethod
+    def of(differences: Sequence[float]) -> Interval:
+        """The interval of Student's t-test; it needs two or more differences."""
+        from scipy import stats
+
+        n = len(differences)
+        quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1))
+        error = statistics.stdev(differences) / math.sqrt(n)
+        return Interval(statistics.fmean(differences), quantile * error, n)
+
+    @property
+    def low(self) -> float:
+        return self.mean - self.half_width
+
+    @property
+    def high(self) -> float:
+        return self.mean + self.half_width
 
 
 Table = Mapping[str, Mapping[str, Measurement]]
@@ -60,6 +104,8 @@ class Claim:
     text: str
     decide: Callable[[Table, Sequence[str]], Verdict]
     """called with the table and its columns"""
+    paper: str = ""
+    """what the paper measured"""
 
 
 @dataclass(frozen=True)
@@ -67,13 +113,13 @@ class _Comparison:
     """What one column says about a claim."""
 
     outcome: Outcome
-    values: str
-    reason: str = ""
+    reason: str
 
 
 def higher(text: str, more: str, less: str, *columns: str, across: bool = False) -> Claim:
     """One variant has higher metrics than another one, in every column.
 
+    It holds if the whole interval of the difference is above 0, and does not if it is below 0.
     `across`: two columns are compared with each other instead of two variants.
     """
 
@@ -83,55 +129,42 @@ def higher(text: str, more: str, less: str, *columns: str, across: bool = False)
         for first, second in pairs:
             a, b = table[more][first], table[less][second]
             values = f"{first} {a} against {b}" + (f" ({second})" if across else "")
-            if missing := _missing(a, b):
-                comparison = _Comparison(INCONCLUSIVE, values, missing)
-            elif abs(a.mean - b.mean) <= a.std + b.std:
-                comparison = _Comparison(INCONCLUSIVE, values, "the standard deviations overlap")
-            else:
-                comparison = _Comparison(HOLDS if a.mean > b.mean else FAILS, values)
-            comparisons.append(comparison)
+            comparisons.append(_compare(a, b, values, _sign))
         return _combine(comparisons)
 
     return Claim(text, decide)
 
 
 def similar(text: str, one: str, other: str, within: float, *columns: str) -> Claim:
-    """Two variants differ by at most `within` points, with their standard deviations counted in."""
+    """Two variants differ by at most `within`: the whole interval of the difference is in it."""
+
+    def outcome(difference: Interval) -> Outcome:
+        if -within <= difference.low and difference.high <= within:
+            return HOLDS
+        beyond = difference.low > within or difference.high < -within
+        return FAILS if beyond else UNKNOWN
 
     def decide(table: Table, all_columns: Sequence[str]) -> Verdict:
-        comparisons = []
-        for name in columns or all_columns:
-            a, b = table[one][name], table[other][name]
-            values = f"{name} {a} against {b}"
-            distance = abs(a.mean - b.mean)
-            uncertainty = a.std + b.std
-            if missing := _missing(a, b):
-                comparison = _Comparison(INCONCLUSIVE, values, missing)
-            elif distance + uncertainty <= within:
-                comparison = _Comparison(HOLDS, values, f"within {within:g}")
-            elif distance - uncertainty > within:
-                comparison = _Comparison(FAILS, values, f"more than {within:g} apart")
-            else:
-                reason = f"the standard deviations are too large to decide within {within:g}"
-                comparison = _Comparison(INCONCLUSIVE, values, reason)
-            comparisons.append(comparison)
-        return _combine(comparisons)
+        names = columns or all_columns
+        rows = [(name, table[one][name], table[other][name]) for name in names]
+        return _combine([_compare(a, b, f"{name} {a} against {b}", outcome) for name, a, b in rows])
 
     return Claim(text, decide)
 
 
 def below(text: str, variant: str, column: str, limit: float) -> Claim:
-    """A metric is below a limit by more than its standard deviation."""
+    """A metric is below a limit: the whole interval of its mean, or its only value."""
 
     def decide(table: Table, _: Sequence[str]) -> Verdict:
         measurement = table[variant][column]
         values = f"{column} {measurement}"
-        uncertainty = 0.0 if len(measurement.values) == 1 else measurement.std
         if not measurement.values:
-            return Verdict(INCONCLUSIVE, "not measured")
-        if abs(measurement.mean - limit) <= uncertainty:
-            return Verdict(INCONCLUSIVE, f"{values}: the standard deviation reaches {limit:g}")
-        return Verdict(HOLDS if measurement.mean < limit else FAILS, values)
+            return Verdict(UNKNOWN, "not measured")
+        if len(measurement.values) == 1:
+            return Verdict(HOLDS if measurement.mean < limit else FAILS, values)
+        outcome = _sign(Interval.of([limit - value for value in measurement.values]))
+        doubt = f": the interval reaches {limit:g}" if outcome == UNKNOWN else ""
+        return Verdict(outcome, values + doubt)
 
     return Claim(text, decide)
 
@@ -144,30 +177,46 @@ def collapses(text: str, variant: str, column: str = "collapse at epoch") -> Cla
         epochs = [value for value in values if value < math.inf]
         count = f"a collapse was reported in {len(epochs)} of {len(values)} runs"
         if not values:
-            return Verdict(INCONCLUSIVE, "not run")
+            return Verdict(UNKNOWN, "not run")
         if len(epochs) == len(values):
             listed = ", ".join(f"{round(epoch, 2):g}" for epoch in epochs)
             return Verdict(HOLDS, f"{count}, in epoch {listed}")
-        return Verdict(INCONCLUSIVE if epochs else FAILS, count)
+        return Verdict(UNKNOWN if epochs else FAILS, count)
 
     return Claim(text, decide)
 
 
-def _missing(one: Measurement, other: Measurement) -> str:
-    """What two measurements lack to be compared; empty if nothing."""
-    if not one.values or not other.values:
-        return "not run"
-    seeds = min(len(one.values), len(other.values))
-    return "one seed, so the std is unknown" if seeds == 1 else ""
+def paired_interval(a: Measurement, b: Measurement) -> Interval | None:
+    """The interval of a - b over the seeds that both have; None for fewer than two."""
+    ours, theirs = a.by_seed, b.by_seed
+    seeds = [seed for seed in ours if seed in theirs]
+    return Interval.of([ours[seed] - theirs[seed] for seed in seeds]) if len(seeds) > 1 else None
+
+
+def _sign(difference: Interval) -> Outcome:
+    return HOLDS if difference.low > 0 else FAILS if difference.high < 0 else UNKNOWN
+
+
+def _compare(
+    a: Measurement, b: Measurement, values: str, decide: Callable[[Interval], Outcome]
+) -> _Comparison:
+    """What the paired difference of two measurements says; `values` describes them."""
+    if not a.values or not b.values:
+        return _Comparison(UNKNOWN, f"{values}: not run")
+    difference = paired_interval(a, b)
+    if difference is None:
+        return _Comparison(UNKNOWN, f"{values}: one seed, which has no interval")
+    digits = a.digits
+    interval = f"{difference.low:+.{digits}f} to {difference.high:+.{digits}f}"
+    text = f"{values}: difference {difference.mean:+.{digits}f} ({interval})"
+    outcome = decide(difference)
+    if outcome == UNKNOWN:
+        text += f", effects above {difference.half_width:.{digits}f} could have been seen"
+    return _Comparison(outcome, text)
 
 
 def _combine(comparisons: Sequence[_Comparison]) -> Verdict:
     """A claim holds, or does not, if all of its columns agree."""
     outcomes = {comparison.outcome for comparison in comparisons}
-    reasons = {comparison.reason for comparison in comparisons}
-    outcome = outcomes.pop() if len(outcomes) == 1 else INCONCLUSIVE
-    if len(reasons) == 1:  # given once, for all columns
-        values = "; ".join(comparison.values for comparison in comparisons)
-        return Verdict(outcome, ": ".join(filter(None, [values, *reasons])))
-    parts = [": ".join(filter(None, [each.values, each.reason])) for each in comparisons]
-    return Verdict(outcome, "; ".join(parts))
+    outcome = outcomes.pop() if len(outcomes) == 1 else UNKNOWN
+    return Verdict(outcome, "; ".join(comparison.reason for comparison in comparisons))

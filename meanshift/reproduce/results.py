@@ -20,7 +20,7 @@ _EVALUATED = {  # column: protocol and its metric
     "1% of labels": ("semi", "1% top-1"),
     "10% of labels": ("semi", "10% top-1"),
 }
-_LOGGED = {  # column: kind of record in metrics.jsonl and its metric, the last of the run
+_LOGGED = {  # column: kind of record in metrics.jsonl and its metric, of the last epoch
     "purity": ("train", "purity"),
     "rank": ("train", "effective_rank"),
     "agreement": ("train", "agreement"),
@@ -54,6 +54,9 @@ def metric_of(job: Job, column: str, weights: str = "") -> float | None:
         epochs = [warning["step"] / run.steps_per_epoch for warning in collapses]
         return min(epochs, default=math.inf)
     kind, name = _LOGGED[column]
+    if kind == "train":
+        means = run.epoch_means(name)
+        return means[max(means)] if means else None
     values = [record[name] for record in run.records(kind) if name in record]
     return values[-1] if values else None
 
@@ -85,8 +88,9 @@ class StudyResult:
         def measure(
             variant: str, metric: Callable[[Job], float | None], paper: float | None = None
         ) -> Measurement:
-            values = [metric(job) for job in jobs[variant]]
-            return Measurement(tuple(value for value in values if value is not None), paper)
+            found = {job.config.train.seed: metric(job) for job in jobs[variant]}
+            known = {seed: value for seed, value in found.items() if value is not None}
+            return Measurement(tuple(known.values()), paper, tuple(known))
 
         table: dict[str, dict[str, Measurement]] = {}
         validation: dict[str, Measurement] = {}

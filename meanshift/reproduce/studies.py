@@ -165,14 +165,16 @@ def equal_weights(_: Sequence[int]) -> Study:
                 )
                 for k in (2, 5, 10, 20, 50)
             ),
-            Variant("k=5, weights of the recipe", _views("w/s") | {"method.k": 5}),
+            Variant(
+                "k=5, weight 0.25", _views("w/s") | {"method.k": 5, "method.neighbor_weight": 0.25}
+            ),
         ],
         (*_KNN, "purity"),
         [
             higher("With equal weights k=5 is better than k=1", "k=5, equal weights", "k=1", *_KNN),
             higher(
                 "A lower weight of the neighbors is better",
-                *("k=5, weights of the recipe", "k=5, equal weights", *_KNN),
+                *("k=5, weight 0.25", "k=5, equal weights", *_KNN),
             ),
         ],
     )

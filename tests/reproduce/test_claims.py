@@ -3,8 +3,17 @@
 import math
 
 import pytest
+from scipy import stats
 
-from meanshift.reproduce.claims import Measurement, below, collapses, higher, similar
+from meanshift.reproduce.claims import (
+    Interval,
+    Measurement,
+    below,
+    collapses,
+    higher,
+    paired_interval,
+    similar,
+)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +54,23 @@ def decide(claim, **rows):
     return claim.decide(table, columns)
 
 
-HIGH, LOW, WIDE, ONE, NONE = (70.0, 71.0), (60.0, 61.0), (50.0, 80.0), (70.0,), ()
+def test_the_interval_of_paired_differences_is_that_of_scipy():
+    ours, theirs = (60.5, 61.0, 62.25), (60.0, 60.75, 61.5)
+    interval = paired_interval(Measurement(ours), Measurement(theirs))
+    reference = stats.ttest_rel(ours, theirs).confidence_interval(0.95)
+    assert interval.low == pytest.approx(reference.low)
+    assert interval.high == pytest.approx(reference.high)
+    assert interval.pairs == 3
+
+
+def test_only_seeds_that_both_have_are_paired():
+    ours = Measurement((60.0, 61.0, 99.0), seeds=(0, 1, 2))
+    theirs = Measurement((50.0, 1.0, 52.5), seeds=(0, 7, 1))
+    assert paired_interval(ours, theirs) == Interval.of([10.0, 8.5])
+    assert paired_interval(ours, Measurement((1.0,), seeds=(2,))) is None
+
+
+HIGH, LOW, WIDE, ONE, NONE = (70.0, 71.0), (60.0, 61.1), (50.0, 80.0), (70.0,), ()
 
 
 @pytest.mark.parametrize(
@@ -53,17 +78,17 @@ HIGH, LOW, WIDE, ONE, NONE = (70.0, 71.0), (60.0, 61.0), (50.0, 80.0), (70.0,), 
     [
         ([HIGH], [LOW], "holds", "c0"),
         ([LOW], [HIGH], "does not hold", "c0"),
-        ([WIDE], [LOW], "inconclusive", "overlap"),
-        ([HIGH], [HIGH], "inconclusive", "overlap"),
-        ([ONE], [LOW], "inconclusive", "seed"),
-        ([HIGH], [NONE], "inconclusive", "not run"),
+        ([WIDE], [LOW], "cannot be told", "effects above"),
+        ([HIGH], [HIGH], "cannot be told", "effects above 0.0"),
+        ([ONE], [LOW], "cannot be told", "seed"),
+        ([HIGH], [NONE], "cannot be told", "not run"),
         ([HIGH, HIGH], [LOW, LOW], "holds", "c1"),
-        ([HIGH, LOW], [LOW, HIGH], "inconclusive", "c1"),
-        ([HIGH, HIGH], [LOW, WIDE], "inconclusive", "overlap"),
-        ([LOW, NONE], [HIGH, HIGH], "inconclusive", "not run"),
+        ([HIGH, LOW], [LOW, HIGH], "cannot be told", "c1"),
+        ([HIGH, HIGH], [LOW, WIDE], "cannot be told", "effects above"),
+        ([LOW, NONE], [HIGH, HIGH], "cannot be told", "not run"),
     ],
 )
-def test_higher_holds_if_the_standard_deviations_do_not_overlap(more, less, outcome, reason):
+def test_higher_holds_if_the_interval_is_above_zero(more, less, outcome, reason):
     verdict = decide(higher("more", "a", "b"), a=more, b=less)
     assert verdict.outcome == outcome and reason in verdict.reason
 
@@ -81,16 +106,16 @@ def test_higher_compares_its_own_columns_only():
 @pytest.mark.parametrize(
     ("one", "other", "outcome", "reason"),
     [
-        ([(60.0, 60.2)], [(60.5, 60.7)], "holds", "c0"),
-        ([(60.0, 60.2)], [(64.0, 64.2)], "does not hold", "c0"),
-        ([(60.0, 60.2)], [(61.9, 62.1)], "inconclusive", "c0"),
-        ([WIDE], [LOW], "inconclusive", "c0"),
-        ([ONE], [HIGH], "inconclusive", "seed"),
-        ([NONE], [HIGH], "inconclusive", "not run"),
-        ([(60.0, 60.2), (60.0, 60.2)], [(60.5, 60.7), HIGH], "inconclusive", "c1"),
+        ([(60.0, 60.2)], [(60.5, 60.75)], "holds", "c0"),
+        ([(60.0, 60.2)], [(64.0, 64.25)], "does not hold", "c0"),
+        ([(60.0, 60.2)], [(61.9, 62.15)], "cannot be told", "c0"),
+        ([WIDE], [LOW], "cannot be told", "c0"),
+        ([ONE], [HIGH], "cannot be told", "seed"),
+        ([NONE], [HIGH], "cannot be told", "not run"),
+        ([(60.0, 60.2), (60.0, 60.2)], [(60.5, 60.7), HIGH], "cannot be told", "c1"),
     ],
 )
-def test_similar_counts_the_standard_deviations_in(one, other, outcome, reason):
+def test_similar_holds_if_the_whole_interval_is_within_its_limit(one, other, outcome, reason):
     verdict = decide(similar("similar", "a", "b", 2.0), a=one, b=other)
     assert verdict.outcome == outcome and reason in verdict.reason
 
@@ -98,12 +123,12 @@ def test_similar_counts_the_standard_deviations_in(one, other, outcome, reason):
 @pytest.mark.parametrize(
     ("values", "outcome"),
     [
-        ((0.5, 0.6), "holds"),
+        ((0.5, 0.52), "holds"),
         ((0.5,), "holds"),
         ((1.5,), "does not hold"),
-        ((1.5, 1.6), "does not hold"),
-        ((0.5, 1.1), "inconclusive"),
-        ((), "inconclusive"),
+        ((1.5, 1.52), "does not hold"),
+        ((0.5, 1.1), "cannot be told"),
+        ((), "cannot be told"),
     ],
 )
 def test_below_holds_under_its_limit(values, outcome):
@@ -115,9 +140,9 @@ def test_below_holds_under_its_limit(values, outcome):
     [
         ((0.5, 2.0), "holds", "2 of 2 runs, in epoch 0.5, 2"),
         ((123.456, 2.0), "holds", "in epoch 123.46, 2"),
-        ((0.5, math.inf), "inconclusive", "1 of 2"),
+        ((0.5, math.inf), "cannot be told", "1 of 2"),
         ((math.inf, math.inf), "does not hold", "0 of 2"),
-        ((), "inconclusive", "not run"),
+        ((), "cannot be told", "not run"),
     ],
 )
 def test_collapses_needs_a_warning_in_every_seed(epochs, outcome, reason):
