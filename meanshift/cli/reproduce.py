@@ -127,6 +127,10 @@ def run(args: argparse.Namespace) -> int:
         print("meanshift: stopped and saved; the same command continues", file=sys.stderr)
         return stopped.code
     page = reproduction.write()
+    if archive is not None and args.archive is None:
+        document = Path(experiment.scale.document)
+        if document.is_file() and (updated := reproduction.publish(document)):
+            print(f"{document}: updated {', '.join(updated)}", file=sys.stderr)
     for result in reproduction.results():
         print(result.markdown())
     print(f"page: {page} (with .md, .csv and images beside it)")

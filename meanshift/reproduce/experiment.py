@@ -9,6 +9,7 @@ from typing import Any
 
 from meanshift.config import MSF, Config
 from meanshift.data import open_source, train_and_validation
+from meanshift.reproduce.label_free import MEASURES
 from meanshift.reproduce.scales import Scale, find_scale
 from meanshift.reproduce.studies import STUDIES, Study
 
@@ -26,6 +27,8 @@ class Experiment:
     classes: int
     split: str
     """the labeled split that runs are evaluated on; "" is the validation images"""
+    labeled: bool = True
+    """False: variants are compared by measures that need no labels"""
     equal_epochs: bool = False
     """give every method the same number of epochs, not the same cost"""
     teacher: str = ""
@@ -57,10 +60,10 @@ class Experiment:
         train, validation = train_and_validation(
             source, validation_setting, seed=config.train.seed, group=config.data.group
         )
-        if validation is None or not train.labeled or not validation.labeled:
+        if train.labeled and (validation is None or not validation.labeled):
             raise ValueError(
-                f"{source}: nothing to evaluate with; reproduce needs labels and validation "
-                f"images: class folders, or a labels.csv, and --data.validation 0.1"
+                f"{source}: nothing to evaluate with; reproduce needs labeled validation images: "
+                f"--data.validation 0.1"
             )
         splits = dict(open_source(source))
         labeled = [each for each in ("test", "val") if each in splits and splits[each].labeled]
@@ -73,6 +76,7 @@ class Experiment:
             len(train),
             classes,
             split,
+            train.labeled,
             equal_epochs,
             teacher=teacher or scale.teacher,
         )
@@ -111,10 +115,15 @@ class Experiment:
                 f"leave one bank size to compare; lower --train.batch_size"
             )
         study = STUDIES[name](self.bank_sizes)
-        if self.teacher:
-            return study
+        impossible = set() if self.teacher else {"compress"}
+        if not self.labeled and study.trains:
+            impossible.add("supervised")
+            study = replace(study, columns=MEASURES, claims=(), figure="")
         possible = [
-            each for each in study.variants if each.changes.get("method.name") != "compress"
+            variant
+            for variant in study.variants
+            if variant.changes.get("method.name") not in impossible
+            and (self.labeled or not variant.weights)
         ]
         return replace(study, variants=possible)
 

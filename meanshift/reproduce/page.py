@@ -41,7 +41,9 @@ class Plot:
 
 
 def write(
-    reproduction: Reproduction, results: Sequence[StudyResult], plots: Mapping[str, Plot]
+    reproduction: Reproduction,
+    results: Sequence[StudyResult],
+    plots: Mapping[str, Sequence[Plot]],
 ) -> Path:
     """Write `reproduce.html` beside the tables."""
     text = render(
@@ -49,7 +51,7 @@ def write(
         title=f"Mean Shift, reproduced at scale {reproduction.experiment.name}",
         summary=_summary(reproduction),
         failed=[(job.title, job.failure) for job in reproduction.jobs if job.failure],
-        studies=[_study(reproduction, each, plots.get(each.name)) for each in results],
+        studies=[_study(reproduction, each, plots.get(each.name, ())) for each in results],
         card=_card(reproduction),
         runs=[_run(job) for job in reproduction.jobs],
         ranked_by=RANKED_BY,
@@ -73,7 +75,9 @@ def _summary(reproduction: Reproduction) -> str:
     )
 
 
-def _study(reproduction: Reproduction, result: StudyResult, plot: Plot | None) -> dict[str, Any]:
+def _study(
+    reproduction: Reproduction, result: StudyResult, plots: Sequence[Plot]
+) -> dict[str, Any]:
     validation = result.validation
     return {
         "name": result.name,
@@ -91,7 +95,8 @@ def _study(reproduction: Reproduction, result: StudyResult, plot: Plot | None) -
         "verdicts": result.verdicts(),
         "best": result.best(),
         "has_paper": any(variant.paper for variant in result.study.variants),
-        "plot": plot,
+        "plots": plots,
+        "choices": result.choices(),
         "command": reproduction.command([result.name]),
     }
 
@@ -115,7 +120,11 @@ def _card(reproduction: Reproduction) -> list[tuple[str, str]]:
         ("k-NN", "exact, cosine, plain vote, on the frozen online backbone"),
         ("linear and few labels", f"the paper's layer, {linear}"),
         ("±", "one standard deviation over seeds (n - 1)"),
-        ("a claim holds", "if the standard deviations do not overlap, in all of its columns"),
+        (
+            "a claim holds",
+            "if the 95% interval of the difference, paired by seed (Student's t), is on its side "
+            "of zero, in all of its columns",
+        ),
         *_environments(runs),
     ]
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from meanshift.reproduce.claims import Measurement
-from meanshift.reproduce.results import StudyResult
+from meanshift.reproduce.results import RANKED_BY, StudyResult
 from meanshift.viz import style
 from meanshift.viz.figures import Drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from meanshift.viz.run_reader import Run
 
 
 def draw(result: StudyResult) -> Drawing | None:
@@ -39,6 +43,59 @@ def draw(result: StudyResult) -> Drawing | None:
         f"{study.title}. Error bars are one standard deviation over seeds; hollow marks are the "
         f"paper's metrics, of ImageNet and ResNet-50. {'; '.join(values)}.",
     )
+
+
+def draw_cpu_time(runs: Mapping[str, Sequence[Run]]) -> Drawing | None:
+    """Accuracy on the validation images by the CPU time of the training steps, a line per variant.
+
+    Means over the seeds of a variant; None if no run has both.
+    """
+    curves = {title: curve for title, each in runs.items() if (curve := _mean_curve(each))}
+    if not curves:
+        return None
+    figure = style.figure(8.2, 1.6 + 0.24 * max(12, len(curves)))
+    axes = figure.subplots()
+    ranked = sorted(curves, key=lambda title: -curves[title][-1][1])
+    for place, title in enumerate(ranked):
+        color = style.COLORS[place % len(style.COLORS)]
+        dashes = ("-", "--", ":")[place // len(style.COLORS) % 3]
+        label = f"{curves[title][-1][1]:.1f}  {title}"
+        axes.plot(*zip(*curves[title], strict=True), dashes, color=color, label=label, marker=".")
+    axes.set_xlabel("CPU minutes of the training steps, one thread")
+    axes.set_title(f"{RANKED_BY} on the validation images, %")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
+    ends = "; ".join(
+        f"{title} {curves[title][-1][1]:.1f} after {curves[title][-1][0]:.1f} minutes"
+        for title in ranked
+    )
+    return Drawing(
+        figure,
+        "Accuracy by CPU time",
+        f"{RANKED_BY} on the validation images by the CPU time of the training steps of one "
+        f"process, without evaluations; means over seeds, the best at the end first. {ends}.",
+    )
+
+
+def _mean_curve(runs: Sequence[Run]) -> list[tuple[float, float]]:
+    """(CPU minutes, accuracy) after each monitored epoch, means over runs that have all of them."""
+    curves = []
+    for run in runs:
+        seconds = 0.0
+        curve = {}
+        for record in run.lines("metrics.jsonl"):
+            seconds += record.get("cpu_seconds", 0.0)
+            if record["kind"] == "monitor" and RANKED_BY in record:
+                curve[record["epoch"]] = (seconds / 60, record[RANKED_BY])
+        if seconds and len(curve) > 1:
+            curves.append(curve)
+    epochs = sorted(set.intersection(*map(set, curves))) if curves else []
+    return [
+        (
+            statistics.fmean(curve[epoch][0] for curve in curves),
+            statistics.fmean(curve[epoch][1] for curve in curves),
+        )
+        for epoch in epochs
+    ]
 
 
 def _can_be_drawn(result: StudyResult, column: str) -> bool:

@@ -12,16 +12,19 @@ from typing import Any
 
 from meanshift.config import Config, differences
 from meanshift.config.parsing import setting_text
-from meanshift.reproduce import archive, page, plots
+from meanshift.reproduce import archive, page, plots, publish
 from meanshift.reproduce.claims import Measurement
 from meanshift.reproduce.cost import measure_cost
 from meanshift.reproduce.experiment import Experiment
 from meanshift.reproduce.jobs import Job, find_folder, find_runs, run_jobs, same_run
-from meanshift.reproduce.results import LABEL_FREE, StudyResult, protocols
+from meanshift.reproduce.label_free import MEASURES
+from meanshift.reproduce.results import RANKED_BY, StudyResult, protocols
 from meanshift.reproduce.studies import Study
 from meanshift.runtime.files import write_text
 from meanshift.viz.figures import draw_figures
 from meanshift.viz.style import save
+
+TIME_TITLE = "Accuracy by CPU time"
 
 
 @dataclass
@@ -66,8 +69,8 @@ class Reproduction:
             if job is None:
                 job = self._make_job(variant.title, config)
                 self.jobs.append(job)
-            label_free = [] if variant.weights else [LABEL_FREE]
-            for protocol in [*protocols(study.columns), *label_free]:
+            columns = [*study.columns, *([] if variant.weights else MEASURES)]
+            for protocol in protocols(columns):
                 options = experiment.evaluate_options(protocol)
                 job.evaluations[variant.weights, protocol] = options
             self._jobs_by_row.setdefault((name, variant.title), []).append(job)
@@ -178,14 +181,35 @@ class Reproduction:
         """Write Markdown, CSV, plots and the page; returns the path of the page."""
         results = self.results()
         self.out.mkdir(parents=True, exist_ok=True)
-        plotted: dict[str, page.Plot] = {}
+        plotted: dict[str, list[page.Plot]] = {}
         for result in results:
             write_text(self.out / f"{result.name}.md", result.markdown())
             write_text(self.out / f"{result.name}.csv", result.csv())
-            plot = self._plot(result)
-            if plot is not None:
-                plotted[result.name] = plot
+            found = [self._plot(result), self._plot_time(result)]
+            plotted[result.name] = [plot for plot in found if plot is not None]
         return page.write(self, results, plotted)
+
+    def publish(self, document: Path) -> list[str]:
+        """Update the tables and figures of these studies in a document; returns their names.
+
+        It has markers for those of an archive, so that the tables are of runs which are stored.
+        """
+        assert self.archive is not None
+        folder = self.archive.name
+        tables = {}
+        for result in self.results():
+            image = self.out / f"{result.name}.png"
+            figures = []
+            for file, text in ((image, result.study.title), (self._time_image(result), TIME_TITLE)):
+                if file.exists():
+                    name = f"reproduce-{folder}-{file.name}"
+                    figures.append(f"![{text}]({publish.add_image(document, file, name)})")
+            command = f"    {self.command([result.name], out=False)}"
+            tables[result.name] = "\n\n".join([result.markdown().strip(), *figures, command, ""])
+        return publish.update(document, folder, tables)
+
+    def _time_image(self, result: StudyResult) -> Path:
+        return self.out / f"{result.name}-time.png"
 
     def _plot(self, result: StudyResult) -> page.Plot | None:
         """A figure of all runs if the study names one, else the columns of its table."""
@@ -201,7 +225,27 @@ class Reproduction:
         files = save(drawing.figure, self.out / result.name, title=drawing.title, text=drawing.text)
         return page.Plot(files[0], drawing.text)
 
-    def command(self, names: Sequence[str] = ()) -> str:
+    def _plot_time(self, result: StudyResult) -> page.Plot | None:
+        """Accuracy by CPU time of the variants of a study that compares accuracies."""
+        if RANKED_BY not in result.study.columns:
+            return None
+        runs = {
+            variant.title: [
+                job.run
+                for job in self._jobs_by_row.get((result.name, variant.title), [])
+                if job.run is not None and job.trained
+            ]
+            for variant in result.study.variants
+            if not variant.weights
+        }
+        drawing = plots.draw_cpu_time(runs)
+        if drawing is None:
+            return None
+        path = self._time_image(result).with_suffix("")
+        files = save(drawing.figure, path, title=drawing.title, text=drawing.text)
+        return page.Plot(files[0], drawing.text)
+
+    def command(self, names: Sequence[str] = (), *, out: bool = True) -> str:
         """The command that gives the same again, or some of its studies."""
         experiment = self.experiment
         changes = differences(experiment.scale.config, experiment.config)
@@ -214,4 +258,4 @@ class Reproduction:
             words.append("--equal-epochs")
         if experiment.teacher != experiment.scale.teacher:
             words += ["--teacher", experiment.teacher]
-        return shlex.join([*words, "--out", str(self.out)])
+        return shlex.join([*words, *(["--out", str(self.out)] if out else [])])

@@ -7,8 +7,9 @@ import functools
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from meanshift.reproduce import label_free
 from meanshift.reproduce.claims import Claim, Measurement, Table, Verdict
 from meanshift.reproduce.jobs import Job
 from meanshift.reproduce.studies import Study
@@ -19,6 +20,7 @@ _EVALUATED = {  # column: protocol and its metric
     "linear": ("linear", "top-1"),
     "1% of labels": ("semi", "1% top-1"),
     "10% of labels": ("semi", "10% top-1"),
+    **{measure: ("rank", measure) for measure in label_free.MEASURES},
 }
 _LOGGED = {  # column: kind of record in metrics.jsonl and its metric, of the last epoch
     "purity": ("train", "purity"),
@@ -27,8 +29,6 @@ _LOGGED = {  # column: kind of record in metrics.jsonl and its metric, of the la
     "purity, weak views": ("snapshot", "purity_weak"),
     "purity, strong views": ("snapshot", "purity_strong"),
 }
-LABEL_FREE = "rank"
-"""the protocol that measures every run without labels"""
 RANKED_BY = "20-NN"
 """the metric of the validation images by which variants are ranked"""
 
@@ -78,6 +78,8 @@ class StudyResult:
     table: Table
     validation: Mapping[str, Measurement]
     """20-NN on the validation images; empty if the table itself is of these images"""
+    without_labels: Table = field(default_factory=dict)
+    """measures without labels of the variants that learn without them"""
 
     @staticmethod
     def collect(
@@ -94,6 +96,7 @@ class StudyResult:
 
         table: dict[str, dict[str, Measurement]] = {}
         validation: dict[str, Measurement] = {}
+        unlabeled: dict[str, dict[str, Measurement]] = {}
         for variant in study.variants:
             row = table[variant.title] = {}
             for column in study.columns:
@@ -102,14 +105,21 @@ class StudyResult:
                 row[column] = measure(variant.title, metric, paper)
             if has_test_split and not variant.weights:
                 validation[variant.title] = measure(variant.title, validation_metric)
-        return StudyResult(name, study, table, validation)
+            if not variant.weights and variant.changes.get("method.name") != "supervised":
+                unlabeled[variant.title] = {
+                    name: measure(variant.title, functools.partial(metric_of, column=name))
+                    for name in label_free.MEASURES
+                }
+        return StudyResult(name, study, table, validation, unlabeled)
 
     def verdicts(self) -> list[tuple[Claim, Verdict]]:
         columns = self.study.columns
         return [(claim, claim.decide(self.table, columns)) for claim in self.study.claims]
 
     def best(self) -> str:
-        """A sentence on the variant that the validation images would choose."""
+        """A sentence on the variant that the validation images, or measures, would choose."""
+        if tuple(self.study.columns) == label_free.MEASURES:
+            return label_free.sentence(self.table)
         known = {title: each for title, each in self.validation.items() if each.values}
         if len(known) < 2:
             return ""
@@ -122,6 +132,13 @@ class StudyResult:
             f"({b}){doubt}."
         )
 
+    def choices(self) -> list[label_free.Choice]:
+        """What would be chosen without labels, compared with the accuracy of the table."""
+        if RANKED_BY not in self.study.columns:
+            return []
+        accuracy = {title: row[RANKED_BY] for title, row in self.table.items()}
+        return label_free.choices(self.without_labels, accuracy)
+
     def markdown(self) -> str:
         """The table for a document: our metrics, and the paper's in brackets."""
         head = ["", *self.study.columns]
@@ -133,14 +150,23 @@ class StudyResult:
             head.append(f"validation {RANKED_BY}")
             for row in rows:
                 row.append(str(self.validation.get(row[0], "–")))
+        head.append("seeds")
+        for row, measurements in zip(rows, self.table.values(), strict=True):
+            row.append(str(max(len(each.values) for each in measurements.values())))
         lines = [f"| {' | '.join(cells)} |" for cells in [head, *rows]]
         lines.insert(1, "| --- |" + " --: |" * (len(head) - 1))
         claims = [
             f"- {claim.text}: **{verdict.outcome}** ({verdict.reason})."
             for claim, verdict in self.verdicts()
         ]
-        best = ["", self.best()] if self.best() else []
-        return "\n".join([f"### {self.study.title}", "", *lines, "", *claims, *best]) + "\n"
+        parts = [
+            f"### {self.study.title}",
+            "\n".join(lines),
+            "\n".join(claims),
+            self.best(),
+            label_free.markdown(self.choices(), RANKED_BY),
+        ]
+        return "\n\n".join(filter(None, parts)) + "\n"
 
     def csv(self) -> str:
         """A row per measurement, with a column for the metric of each run."""

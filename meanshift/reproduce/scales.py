@@ -31,6 +31,8 @@ class Scale:
     """False: other methods have the optimizer and schedule of the recipe, not their papers'"""
     archive: str = ""
     """a folder of finished runs that is used where it exists; in it, one for each dataset"""
+    document: str = ""
+    """a document whose tables are updated where it exists"""
 
     @property
     def config(self) -> Config:
@@ -61,6 +63,7 @@ SCALES = {
         (256, 2_048, 16_384),
         own_optimizers=False,
         archive="docs/reproduced",
+        document="docs/results.md",
     ),
     "cpu-paper": Scale(
         "as cpu, 20 epochs with the paper's own settings: SGD, slow target, equal weights, random "
@@ -80,6 +83,7 @@ SCALES = {
         },
         (256, 2_048, 16_384),
         archive="docs/reproduced",
+        document="docs/results.md",
     ),
     "cpu-resnet18": Scale(
         "CIFAR-10, ResNet-18 of half width with a stride-2 stem, 3 epochs: 15 minutes per run on "

@@ -9,6 +9,7 @@ import pytest
 
 from meanshift.reproduce.claims import Measurement
 from meanshift.reproduce.experiment import Experiment
+from meanshift.reproduce.label_free import MEASURES
 from meanshift.reproduce.plots import draw
 from meanshift.reproduce.reproduction import Reproduction
 from meanshift.reproduce.results import StudyResult, protocols
@@ -206,7 +207,6 @@ def unlabeled(tmp_path):
             "--scale: got 'huge', need one of paper, cifar10, cpu, cpu-paper, cpu-resnet18, smoke",
         ),
         ("main --scale paper", "--data SOURCE"),
-        ("main --scale smoke --data UNLABELED", "labels.csv"),
         ("main --scale smoke --data DATASET --data.validation none", "--data.validation 0.1"),
         (
             "mean --scale smoke --data DATASET",
@@ -219,11 +219,8 @@ def unlabeled(tmp_path):
         ("main --scale smoke --data DATASET --method.kk 3", "did you mean method.k"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_what_to_type(
-    call, dataset, unlabeled, tmp_path, words, message
-):
-    paths = {"DATASET": dataset, "UNLABELED": unlabeled}
-    arguments = [paths.get(word, word) for word in words.split()]
+def test_what_cannot_be_done_is_refused_with_what_to_type(call, dataset, tmp_path, words, message):
+    arguments = [dataset if word == "DATASET" else word for word in words.split()]
     code, _, err = call("reproduce", *arguments, "--out", tmp_path / "out")
     assert code == 2 and message in err and "Traceback" not in err
     assert not (tmp_path / "out").exists()
@@ -281,3 +278,14 @@ def test_the_first_seed_of_all_variants_comes_first(dataset, tmp_path):
     assert [job.config.train.seed for job in reproduction.jobs] == [7, 7, 8, 8]
     titles = [job.title.rpartition(",")[0] for job in reproduction.jobs]
     assert titles == ["MSF w/s", "MSF, the same weak view"] * 2
+
+
+def test_without_labels_the_variants_are_compared_by_measures_that_need_none(unlabeled, tmp_path):
+    experiment = Experiment.open("smoke", data=str(unlabeled), overrides={"train.batch_size": 16})
+    reproduction = Reproduction(["main"], experiment, tmp_path / "out", 1)
+    study = reproduction.studies["main"]
+    assert tuple(study.columns) == MEASURES and not study.claims
+    titles = [variant.title for variant in study.variants]
+    assert "MSF w/s" in titles and not {"Supervised", "Random weights"} & set(titles)
+    for job in reproduction.jobs:
+        assert job.evaluations == {("", "rank"): ()} and job.split == ""
