@@ -104,8 +104,6 @@ class Claim:
     text: str
     decide: Callable[[Table, Sequence[str]], Verdict]
     """called with the table and its columns"""
-    paper: str = ""
-    """what the paper measured"""
 
 
 @dataclass(frozen=True)
@@ -212,6 +210,8 @@ def _compare(
     outcome = decide(difference)
     if outcome == UNKNOWN:
         text += f", effects above {difference.half_width:.{digits}f} could have been seen"
+    if a.paper is not None and b.paper is not None:
+        text += f"; the paper has {a.paper:g} against {b.paper:g}"
     return _Comparison(outcome, text)
 
 
@@ -219,4 +219,4 @@ def _combine(comparisons: Sequence[_Comparison]) -> Verdict:
     """A claim holds, or does not, if all of its columns agree."""
     outcomes = {comparison.outcome for comparison in comparisons}
     outcome = outcomes.pop() if len(outcomes) == 1 else UNKNOWN
-    return Verdict(outcome, "; ".join(comparison.reason for comparison in comparisons))
+    return Verdict(outcome, ". ".join(comparison.reason for comparison in comparisons))

@@ -140,18 +140,27 @@ class StudyResult:
         return label_free.choices(self.without_labels, accuracy)
 
     def markdown(self) -> str:
-        """The table for a document: our metrics, and the paper's in brackets."""
+        """The table for a document: our metrics, and the paper's in brackets.
+
+        Variants without a finished run are named below it.
+        """
         head = ["", *self.study.columns]
+        finished = {
+            title: row
+            for title, row in self.table.items()
+            if any(each.values for each in row.values())
+        }
+        missing = [title for title in self.table if title not in finished]
         rows = [
             [title, *(_with_paper(each) for each in row.values())]
-            for title, row in self.table.items()
+            for title, row in finished.items()
         ]
         if self.validation:
             head.append(f"validation {RANKED_BY}")
             for row in rows:
                 row.append(str(self.validation.get(row[0], "–")))
         head.append("seeds")
-        for row, measurements in zip(rows, self.table.values(), strict=True):
+        for row, measurements in zip(rows, finished.values(), strict=True):
             row.append(str(max(len(each.values) for each in measurements.values())))
         lines = [f"| {' | '.join(cells)} |" for cells in [head, *rows]]
         lines.insert(1, "| --- |" + " --: |" * (len(head) - 1))
@@ -162,6 +171,7 @@ class StudyResult:
         parts = [
             f"### {self.study.title}",
             "\n".join(lines),
+            f"Not run yet: {', '.join(missing)}." if missing else "",
             "\n".join(claims),
             self.best(),
             label_free.markdown(self.choices(), RANKED_BY),

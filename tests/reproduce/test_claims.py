@@ -93,6 +93,17 @@ def test_higher_holds_if_the_interval_is_above_zero(more, less, outcome, reason)
     assert verdict.outcome == outcome and reason in verdict.reason
 
 
+def test_the_reason_names_the_interval_and_the_metrics_of_the_paper():
+    table = {
+        "a": {"20-NN": Measurement((66.0, 67.0, 68.5), 64.9)},
+        "b": {"20-NN": Measurement((65.0, 65.9, 67.6), 59.1)},
+    }
+    verdict = higher("more", "a", "b").decide(table, ["20-NN"])
+    assert verdict.outcome == "holds"
+    assert "difference +1.0 (+0.8 to +1.2)" in verdict.reason
+    assert verdict.reason.endswith("the paper has 64.9 against 59.1")
+
+
 def test_higher_compares_its_own_columns_only():
     rows = {"a": [HIGH, LOW], "b": [LOW, HIGH]}
     assert decide(higher("more", "a", "b", "c0"), **rows).outcome == "holds"
