@@ -100,7 +100,8 @@ def cifar10_r18() -> Config:
     command: meanshift pretrain cifar10-r18 --data cifar10 --out runs/c10
     hardware: one GPU; on 2 CPU cores add --encoder.width 0.5 --encoder.stem small-stride2
     time: the whole 200 epochs were not run here; 50 of a quarter width in 90 minutes on 2 cores
-    result: not run here; 50 epochs of a quarter width, 20-NN 55.6, linear 54.6 (docs/results.md)
+    result: not run here; 50 epochs of a quarter width, 20-NN 55.6, linear 54.6
+      (docs/results-resnet.md)
     """
     return Config(
         data=Data(source="cifar10", image_size=32),
@@ -186,7 +187,7 @@ def small_resnet18() -> Config:
     hardware: 2 CPU cores
     time: about 100 images per second without bfloat16: an hour for 4,000 images and 100 epochs
     result: 600 photographs, 50 epochs, without whitening: 20-NN 21.5 (untrained 23.5); 3 epochs of
-      CIFAR-10: 38.3 with whitened targets, 34.3 without (docs/results.md)
+      CIFAR-10: 38.3 with whitened targets, 34.3 without (docs/results-resnet.md)
     """
     return Config(
         data=Data(image_size=96, workers=2),

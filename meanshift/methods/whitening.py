@@ -1,7 +1,7 @@
 """Whitening of target embeddings: zero mean, and the same variance in every direction.
 
 This is ours, not the paper's. In the first epochs of a short run the embeddings of Mean Shift and
-BYOL lose nearly all dimensions; with whitened targets they lose fewer (docs/results.md).
+BYOL lose nearly all dimensions; with whitened targets they lose fewer (docs/results-resnet.md).
 """
 
 from __future__ import annotations

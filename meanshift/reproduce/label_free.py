@@ -66,9 +66,7 @@ def choices(measured: Table, accuracy: Mapping[str, Measurement]) -> list[Choice
 
 def sentence(measured: Table) -> str:
     """What each measure chooses where there are no labels to check it; empty without runs."""
-    titles = [
-        title for title, row in measured.items() if all(each.values for each in row.values())
-    ]
+    titles = [title for title, row in measured.items() if all(each.values for each in row.values())]
     if len(titles) < 2:
         return ""
     chosen: dict[str, list[str]] = {}

@@ -152,8 +152,7 @@ class StudyResult:
         }
         missing = [title for title in self.table if title not in finished]
         rows = [
-            [title, *(_with_paper(each) for each in row.values())]
-            for title, row in finished.items()
+            [title, *(with_paper(each) for each in row.values())] for title, row in finished.items()
         ]
         if self.validation:
             head.append(f"validation {RANKED_BY}")
@@ -193,7 +192,8 @@ class StudyResult:
         return text.getvalue()
 
 
-def _with_paper(measurement: Measurement) -> str:
+def with_paper(measurement: Measurement) -> str:
+    """A cell of a table: our metric, and the paper's in brackets."""
     paper = measurement.paper
     if paper is None:
         return str(measurement)

@@ -1,37 +1,66 @@
 """The README: its length, its two commands, and the stored values behind the tables of results."""
 
 import csv
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from meanshift.reproduce.claims import Measurement
-from meanshift.reproduce.results import StudyResult
-from meanshift.reproduce.studies import STUDIES
+from meanshift.reproduce.experiment import Experiment
+from meanshift.reproduce.reproduction import Reproduction
+from meanshift.reproduce.results import with_paper
+from meanshift.reproduce.scales import SCALES
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 
 
-@pytest.mark.parametrize("name", [file.stem for file in (ROOT / "docs/reproduced").glob("*.csv")])
-def test_the_tables_and_verdicts_of_the_results_are_those_of_the_stored_values(name):
-    study = STUDIES[name]((256, 2_048, 16_384, 45_000))
-    table = {variant.title: {} for variant in study.variants}
-    papers = {variant.title: variant.paper for variant in study.variants}
-    with (ROOT / "docs/reproduced" / f"{name}.csv").open() as file:
-        header, *rows = csv.reader(file)
-    for _, variant, metric, _, _, paper, *seeds in rows:
-        assert (float(paper) if paper else None) == papers[variant].get(metric)
+STORED = ROOT / "docs/reproduced"
+
+
+@pytest.mark.parametrize("file", sorted((STORED / "cpu-resnet18-cifar10").glob("*.csv")))
+def test_the_tables_of_resnets_are_those_of_the_stored_values(file):
+    text = (ROOT / "docs" / "results-resnet.md").read_text()
+    rows = {}
+    with file.open() as lines:
+        _, *measurements = csv.reader(lines)
+    for _, variant, _, _, _, paper, *seeds in measurements:
         values = tuple(float(seed) for seed in seeds if seed)
-        table[variant][metric] = Measurement(values, papers[variant].get(metric))
-    result = StudyResult(name, study, table, {})
-    assert result.csv().splitlines()[0] == ",".join(header)
-    assert all(len(row) == len(header) and row[0] == name for row in rows)
+        cell = with_paper(Measurement(values, float(paper) if paper else None))
+        rows.setdefault(variant, [variant]).append(cell)
+    assert rows
+    for cells in rows.values():
+        assert f"| {' | '.join(cells)} |" in text
+
+
+@pytest.mark.parametrize("scale", ["cpu"])
+def test_the_tables_and_verdicts_of_the_results_are_those_of_the_stored_runs(
+    scale, tmp_path, monkeypatch
+):
     text = (ROOT / "docs" / "results.md").read_text()
-    for line in result.markdown().splitlines():
-        shown = line.removesuffix(" |") if line.startswith("|") else line  # a column may follow
-        assert line.startswith("| ---") or shown in text, line
+    folder = f"{scale}-cifar10"
+    names = re.findall(rf"<!-- reproduce {folder} (\S+) -->", text)
+    runs = {
+        content["config"]["train"]["seed"]: content["environment"]
+        for path in (STORED / folder).glob("*.json")
+        if (content := json.loads(path.read_text()))
+    }
+    assert names
+    monkeypatch.setattr(Experiment, "fingerprint", lambda _, seed: runs[seed]["source"])
+    experiment = Experiment(
+        scale,
+        SCALES[scale],
+        SCALES[scale].config.with_overrides({"data.source": "cifar10.npz"}),
+        images=45_000,
+        classes=10,
+        split="test",
+        teacher=SCALES[scale].teacher,
+    )
+    reproduction = Reproduction(names, experiment, tmp_path, 3, STORED / folder)
+    for result in reproduction.results():
+        assert result.markdown().strip() in text, f"meanshift reproduce {result.name} renews it"
 
 
 def test_the_two_commands_are_named_and_exist():
