@@ -1,0 +1,55 @@
+"""Accuracy by CPU time: the curve of a variant is the mean over its seeds."""
+
+import json
+
+import pytest
+
+from meanshift.config.recipes import recipe
+from meanshift.reproduce import plots
+from meanshift.viz.run_reader import Run
+
+
+def make_run(folder, records):
+    folder.mkdir()
+    (folder / "config.json").write_text(recipe("cifar10-cpu").to_json())
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    return Run(folder)
+
+
+def record(kind, epoch, **metrics):
+    return {"kind": kind, "step": 10 * epoch, "epoch": epoch, **metrics}
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two seeds of one variant, the second of which was monitored once more; one of another."""
+    first = [
+        record("monitor", 0, **{"20-NN": 30.0}),
+        record("train", 1, cpu_seconds=60.0),
+        record("train", 2, cpu_seconds=60.0),
+        record("monitor", 2, **{"20-NN": 40.0}),
+    ]
+    second = [
+        record("monitor", 0, **{"20-NN": 32.0}),
+        record("train", 1, cpu_seconds=30.0),
+        record("monitor", 1, **{"20-NN": 99.0}),
+        record("train", 2, cpu_seconds=30.0),
+        record("monitor", 2, **{"20-NN": 44.0}),
+    ]
+    old = [record("monitor", 0, **{"20-NN": 30.0}), record("train", 1, loss=1.0)]  # no CPU time
+    return {
+        "MSF": [make_run(tmp_path / "1", first), make_run(tmp_path / "2", second)],
+        "BYOL": [make_run(tmp_path / "3", old)],
+    }
+
+
+def test_a_curve_is_the_mean_over_seeds_at_epochs_that_all_have(runs):
+    drawing = plots.draw_cpu_time(runs)
+    (axes,) = drawing.figure.axes
+    (line,) = axes.lines
+    assert list(line.get_xdata()) == [0.0, 1.5] and list(line.get_ydata()) == [31.0, 42.0]
+    assert "MSF 42.0 after 1.5 minutes" in drawing.text and "BYOL" not in drawing.text
+
+
+def test_runs_without_cpu_time_are_not_drawn(runs):
+    assert plots.draw_cpu_time({"BYOL": runs["BYOL"], "none": []}) is None
