@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from meanshift.reproduce import label_free
-from meanshift.reproduce.claims import Claim, Measurement, Table, Verdict
+from meanshift.reproduce.claims import Claim, Measurement, Table, Verdict, paired_interval
 from meanshift.reproduce.jobs import Job
 from meanshift.reproduce.studies import Study
 
@@ -125,8 +125,11 @@ class StudyResult:
             return ""
         first, second = sorted(known, key=lambda title: -known[title].mean)[:2]
         a, b = known[first], known[second]
-        is_clear = a.mean - b.mean > a.std + b.std
-        doubt = "" if is_clear else "; by less than the standard deviations, or of one seed"
+        difference = paired_interval(a, b)
+        is_clear = difference is not None and difference.low > 0
+        doubt = "" if is_clear else "; the interval of their difference contains 0"
+        if difference is None:
+            doubt = "; one seed cannot tell them apart"
         return (
             f"On the validation images {first} is best ({RANKED_BY} {a}), before {second} "
             f"({b}){doubt}."
