@@ -6,6 +6,7 @@ stability and view retrieval compare two views of an image (`evaluation/rank.py`
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +30,8 @@ class Choice:
     regret: float
     """accuracy of the best variant minus that of the chosen one, mean over seeds"""
     correlation: float
-    """Spearman's, of the measure and the accuracy over variants, of their means over seeds"""
+    """Spearman's, of the measure and the accuracy over variants, of their means over seeds; nan if
+    one of them is the same for all variants"""
 
 
 def choices(measured: Table, accuracy: Mapping[str, Measurement]) -> list[Choice]:
@@ -57,7 +59,10 @@ def choices(measured: Table, accuracy: Mapping[str, Measurement]) -> list[Choice
             best = max(accuracies[title][seed] for title in titles)
             regrets.append(best - accuracies[chosen][seed])
             right += regrets[-1] == 0
-        correlation = float(stats.spearmanr(list(means.values()), true_means).statistic)
+        constant = len(set(means.values())) == 1 or len(set(true_means)) == 1
+        correlation = math.nan
+        if not constant:
+            correlation = float(stats.spearmanr(list(means.values()), true_means).statistic)
         chosen = max(means, key=lambda title: means[title])
         regret = statistics.fmean(regrets)
         found.append(Choice(measure, chosen, right, len(seeds), regret, correlation))
@@ -90,7 +95,7 @@ def markdown(found: list[Choice], metric: str) -> str:
     ]
     lines += [
         f"| {each.measure} | {each.variant} | {each.right} of {each.seeds} | {each.regret:.1f} | "
-        f"{each.correlation:+.2f} |"
+        f"{'–' if math.isnan(each.correlation) else f'{each.correlation:+.2f}'} |"
         for each in found
     ]
     return "\n".join(lines)

@@ -1,5 +1,7 @@
 """Choices without labels: which variant a measure takes, and what it costs."""
 
+import math
+
 import pytest
 
 from meanshift.reproduce import label_free
@@ -32,6 +34,12 @@ def test_the_regret_is_the_mean_over_seeds():
     constant = choose(measured(a=(2.0, 2.0), b=(1.0, 1.0), c=(0.0, 0.0)))[0]
     assert (constant.variant, constant.right, constant.regret) == ("a", 1, 2.5)
     assert constant.correlation == pytest.approx(0.5)
+
+
+def test_a_measure_that_is_the_same_for_all_has_no_correlation():
+    found = choose(measured(a=(1.0, 1.0), b=(1.0, 1.0), c=(1.0, 1.0)))
+    assert all(math.isnan(each.correlation) for each in found)
+    assert "| LiDAR | a | 1 of 2 | 2.5 | – |" in label_free.markdown(found, "20-NN")
 
 
 def test_only_common_seeds_count_and_three_variants_are_needed():
