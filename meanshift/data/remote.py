@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +36,19 @@ _EXTRAS = {"aiohttp": "'meanshift[remote]'", "huggingface_hub": "'meanshift[hugg
 # drops those of the parent; if they were deleted, they would close their copies of its connections
 # and remove these from the epoll that both processes share, and the parent would wait for ever.
 _systems = set[Any]()
+
+
+def _reset_after_fork() -> None:
+    """Forget the event loop of the parent, whose thread a forked process does not have.
+
+    fsspec does so itself from 2025.3.1 on; before, every request would wait for ever.
+    """
+    if "fsspec.asyn" in sys.modules:
+        sys.modules["fsspec.asyn"].reset_lock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 class RemoteError(DiskTimeout):

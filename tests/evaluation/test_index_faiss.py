@@ -354,6 +354,8 @@ def test_pandas_duckdb_and_this_program_read_the_items(setup):
 
 def test_every_python_block_of_the_page_runs(tmp_path, monkeypatch, make_images, call):
     """With the real pandas and DuckDB."""
+    pytest.importorskip("duckdb")
+    pytest.importorskip("pandas")
     root = make_images(tmp_path / "photos", {"a": 6, "b": 6}, size=(20, 24))
     for path in root.rglob("*.jpg"):  # the names of the page
         Image.open(path).save(path.parent / f"{int(path.stem)}.png")
