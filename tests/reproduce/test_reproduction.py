@@ -168,6 +168,18 @@ def test_the_same_command_again_changes_nothing(finished, monkeypatch):
     assert len(of_runs) > 7 * 6 and all(before[path] == after[path] for path in of_runs)
 
 
+def test_runs_of_an_archive_are_found_in_another_folder(finished, dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs.sys, "executable", "/bin/false")  # nothing can be trained
+    archive = tmp_path / "archive"
+    assert run_command([*finished.words, "--archive", archive]) == finished.tables
+    assert len(list(archive.glob("*.json"))) == 7
+    words = reproduce_command("baseline same-view", dataset, tmp_path / "other")
+    tables = run_command([*words, "--archive", archive]).replace(str(tmp_path / "other"), "")
+    assert tables == finished.tables.replace(str(finished.out), "")
+    empty = reproduce_command("baseline", dataset, tmp_path / "empty", "--archive", "none")
+    assert "Not run yet: BYOL-asym s/s, MSF s/s" in run_command([*empty, "--tables"])
+
+
 def test_renamed_runs_are_found(copied, dataset):
     runs = copied / "runs"
     (runs / FIRST).rename(runs / "mine")
