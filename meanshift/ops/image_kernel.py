@@ -1,8 +1,8 @@
 """The compiled operators of RGB views on a CPU (`image_kernel.c`).
 
-The operators of `ops.image`, and torch's `interpolate` for crops, are the reference. Crops are the
-same bit for bit. Colors differ by the rounding of float32, so the record of a run names which were
-used (`description`).
+The operators of `ops.image`, and torch's `interpolate` for crops to bytes, are the reference. Bytes
+are the same bit for bit. Unit values and colors differ by the rounding of float32, so the record of
+a run names which were used (`description`).
 """
 
 from __future__ import annotations
@@ -119,6 +119,41 @@ def crop(
 
     _run(compute, len(images))
     return out.permute(0, 3, 1, 2)
+
+
+def can_resized_crop(images: Shaped[Tensor, "batch height width channels"]) -> bool:
+    """Whether `resized_crop` can compute these images."""
+    return (
+        images.device.type == "cpu"
+        and images.dtype == torch.uint8
+        and images.shape[3] == 3
+        and library() is not None
+    )
+
+
+def resized_crop(
+    images: UInt8[Tensor, "batch height width 3"],
+    boxes: Int[Tensor, "batch 4"],
+    flips: Bool[Tensor, " batch"],
+    size: int,
+) -> Float[Tensor, "batch 3 size size"]:
+    """Crop, resize (bilinear, antialiased) and flip each image of a batch; values are in [0, 1]."""
+    images = images.contiguous()
+    boxes = boxes.contiguous()
+    flips = flips.contiguous()
+    height, width = images.shape[1:3]
+    out = torch.empty(len(images), 3, size, size)
+
+    def compute(functions: ctypes.CDLL, first: int, last: int) -> int:
+        sizes = map(ctypes.c_long, (height, width))
+        limits = map(ctypes.c_long, (first, last, size))
+        status: int = functions.resized_crop_batch(
+            _address(images), *sizes, _address(boxes), _address(flips), *limits, _address(out)
+        )
+        return status
+
+    _run(compute, len(images))
+    return out
 
 
 def _run(compute: Callable[[ctypes.CDLL, int, int], int], count: int) -> None:
