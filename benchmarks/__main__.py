@@ -64,6 +64,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="evaluation: 20-NN alone, on an .npz of `meanshift embed` [generated rows]",
     )
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="step: measure the CPU time of one thread, for a machine that is busy [elapsed time]",
+    )
     index = parser.add_argument_group("index")
     index.add_argument("--rows", type=int, default=1_000_000, help="synthetic rows [1000000]")
     index.add_argument("--dim", type=int, default=128, help="their dimensions [128]")
@@ -103,14 +108,15 @@ def _run_alone(args: argparse.Namespace) -> None:
             )
         )
         return
-    from benchmarks.step import STEP, measure_step
+    from benchmarks.step import STEP, measure_steps
     from benchmarks.transfer import measure_transfer
     from meanshift.reproduce.cost import describe_cost, measure_cost
     from meanshift.runtime.run_directory import RunDirectory
 
     name, *runs = args.names
     if name == "step":
-        print(measure_step(STEP, rounds=args.rounds or 3))
+        for table in measure_steps(rounds=args.rounds or 3, cpu_time=args.cpu_time):
+            print(f"{table}\n", flush=True)
     elif name == "transfer":
         print(measure_transfer(rounds=args.rounds or 1))
     elif not runs:
