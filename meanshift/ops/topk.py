@@ -134,6 +134,11 @@ def _inner_products(queries: Tensor, rows: Tensor) -> Tensor:
     return queries @ rows.T
 
 
+def is_faster_than_faiss() -> bool:
+    """Whether this processor and oneDNN make a search faster than that of faiss."""
+    return _has_onednn() and torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
 @functools.cache
 def _has_onednn() -> bool:
     """Whether torch was built with oneDNN and has its product of plain tensors."""

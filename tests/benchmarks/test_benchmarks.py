@@ -438,9 +438,10 @@ def test_features_of_a_file_are_searched_alone(tmp_path, capsys):
     rows = write_features(tmp_path / "mine.npz", ["train"] * 40 + ["val"] * 9)
     train, test = evaluation.read_features(tmp_path / "mine.npz")
     assert torch.equal(torch.cat([train, test]), nn.functional.normalize(rows)) and len(test) == 9
-    (row,) = run_tables(["evaluation"], rounds=2, out=tmp_path, features=tmp_path / "mine.npz")
+    plain, row = run_tables(["evaluation"], rounds=2, out=tmp_path, features=tmp_path / "mine.npz")
     assert row.title == "20-NN, 40 x 9 x 12, features of mine.npz: / faiss flat"
-    assert len(row.ratios) == 2 and row.goal is None
+    assert plain.title.endswith("/ faiss, without it")
+    assert len(row.ratios) == 6 and row.goal is None
     assert "100.000% of the neighbors" in capsys.readouterr().out
 
 
@@ -450,10 +451,16 @@ def test_the_speed_of_a_search_is_a_ratio_to_that_of_faiss(tmp_path, monkeypatch
     write_features(tmp_path / "mine.npz", ["train"] * 40 + ["val"] * 9)
 
     def fake(contenders, rounds):
-        return {"ours": [1.0, 2.0], "faiss": [4.0, 5.0]} if alternate(contenders, rounds) else {}
+        assert alternate(contenders, rounds)
+        return {
+            "faiss": [4.0, 5.0],
+            "without faiss": [2.0, 2.0],
+            "as installed": [1.0, 2.0],
+        }
 
     monkeypatch.setattr(evaluation, "alternate", fake)
-    (row,) = evaluation.rows(2, features_file=tmp_path / "mine.npz")
+    plain, row = evaluation.rows(2, features_file=tmp_path / "mine.npz")
+    assert plain.ratios == (2.0, 2.5)
     assert row.ratios == (4.0, 2.5)
 
 
