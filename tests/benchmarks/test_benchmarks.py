@@ -19,6 +19,7 @@ from benchmarks import (
     evaluation,
     growth,
     hover,
+    large_knn,
     memory,
     search,
     table,
@@ -537,3 +538,39 @@ def test_the_package_does_not_import_the_benchmarks():
     package = Path(sys.modules["meanshift"].__file__).parent
     importing = [p.name for p in package.rglob("*.py") if "from benchmarks" in p.read_text()]
     assert importing == []
+
+
+def test_a_large_search_is_extrapolated(monkeypatch):
+    monkeypatch.setattr(large_knn, "ROWS", (100, 200))
+    monkeypatch.setattr(large_knn, "write_features", lambda file: None)
+
+    class FakeWorker:
+        def __init__(self, *_):
+            pass
+
+        def next(self):
+            return [1.0, 2.0], [10**8, 2 * 10**8]
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(large_knn, "Worker", FakeWorker)
+    exponent, first, last, extra, whole = large_knn.rows(3)
+    assert exponent.ratio == pytest.approx(1.0)
+    assert (first.ratio, last.ratio) == (0.1, 0.2)
+    memory = 2e8 + 1e6 * (10_000_000 - 200)
+    assert extra.ratio == pytest.approx(memory / 24e9)
+    assert whole.ratio == pytest.approx((memory + 4 * 512 * 1e7) / 24e9)
+
+
+def test_a_large_search_reads_a_mapped_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(large_knn, "ROWS", (100, 200))
+    large_knn.write_features(tmp_path / "features.npy")
+    threads = torch.get_num_threads()
+    measured = large_knn.measure_searches(tmp_path / "features.npy", 1)
+    assert next(measured) == ([], [])
+    seconds, memory = next(measured)
+    torch.set_num_threads(threads)
+    assert len(seconds) == len(memory) == 2
+    assert all(each > 0 for each in seconds)
+    assert large_knn.anonymous_bytes() > 10**6
