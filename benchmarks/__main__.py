@@ -41,10 +41,10 @@ def _parser() -> argparse.ArgumentParser:
         nargs="*",
         metavar="NAME",
         help=f"any of {', '.join(TABLES)} [all of these, some minutes], scale (steps in 1, 2 and 4 "
-        f"processes), large_knn (k-NN over a mapped file of a million rows); or alone: step (the "
-        f"phases of a step), cost [RUN] (the search's fraction of a step by the size of the bank; "
-        f"of a run, written to its results), transfer (45 penalties against scikit-learn), index "
-        f"(memory and recall of `meanshift index`)",
+        f"processes), large_knn (k-NN over a mapped file of a million rows), demo (against its "
+        f"training); or alone: step (the phases of a step), cost [RUN] (the search's fraction of a "
+        f"step by the size of the bank; of a run, written to its results), transfer (45 penalties "
+        f"against scikit-learn), index (memory and recall of `meanshift index`)",
     )
     parser.add_argument(
         "--rounds", type=int, help="alternating rounds; the median counts [3, cost: 9, transfer: 1]"
@@ -87,10 +87,10 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"--rounds: got {args.rounds}, need 1 or more")
     alone = names[:1] in (["step"], ["transfer"], ["index"]) and len(names) == 1
     cost = names[:1] == ["cost"] and len(names) <= 2
-    if not (alone or cost or set(names) <= {*TABLES, "scale", "large_knn"}):
+    if not (alone or cost or set(names) <= {*TABLES, "scale", "large_knn", "demo"}):
         raise ValueError(
-            f"got {' '.join(names)}; need any of {', '.join(TABLES)}, scale, large_knn; or step, "
-            f"transfer, index or cost [RUN], alone"
+            f"got {' '.join(names)}; need any of {', '.join(TABLES)}, scale, large_knn, demo; or "
+            f"step, transfer, index or cost [RUN], alone"
         )
     if args.features is not None:
         if "evaluation" not in (names or TABLES):
