@@ -263,9 +263,9 @@ def test_photographs_become_views_in_three_ways(tmp_path, monkeypatch):
     pack(open_source(str(tmp_path / "photos")), tmp_path / "packed", name="photos")
     with Image.open(tmp_path / "photos" / "class0" / "0000.jpg") as image:
         assert image.size == (224, 224)
-    assert first_value(decoding.image_folder_views(tmp_path / "photos", 9, 0)) > 0
+    assert min(first_value(decoding.image_folder_views(tmp_path / "photos", 9, 0))) > 0
     for folder in ("photos", "packed"):
-        assert first_value(decoding.our_views(tmp_path / folder, 9, 0)) > 0
+        assert min(first_value(decoding.our_views(tmp_path / folder, 9, 0))) > 0
 
 
 def test_each_way_makes_two_views_of_every_photograph(tmp_path, monkeypatch):
