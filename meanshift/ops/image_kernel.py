@@ -22,6 +22,8 @@ from meanshift.runtime.c_library import CLibrary, load
 
 _SOURCE = Path(__file__).with_name("image_kernel.c")
 _BYTES_PLANAR, _BYTES_INTERLEAVED, _FLOATS_PLANAR = range(3)  # layouts, as in the source
+_THREAD_PIXELS = 2**19
+"""pixels that are worth a thread: fewer are computed before another one has started"""
 
 
 def library() -> CLibrary | None:
@@ -83,7 +85,7 @@ def color(
         )
         return status
 
-    _run(compute, count)
+    _run(compute, count, count * height * width)
 
 
 def can_crop(images: Sequence[Shaped[Tensor, "channels _ _"]]) -> bool:
@@ -117,7 +119,7 @@ def crop(
         status: int = functions.crop_batch(*inputs, *limits, _address(out))
         return status
 
-    _run(compute, len(images))
+    _run(compute, len(images), len(images) * side**2)
     return out.permute(0, 3, 1, 2)
 
 
@@ -152,15 +154,15 @@ def resized_crop(
         )
         return status
 
-    _run(compute, len(images))
+    _run(compute, len(images), len(images) * size**2)
     return out
 
 
-def _run(compute: Callable[[ctypes.CDLL, int, int], int], count: int) -> None:
-    """Compute all images, in as many threads as torch uses; ctypes releases Python's lock."""
+def _run(compute: Callable[[ctypes.CDLL, int, int], int], count: int, pixels: int) -> None:
+    """Compute all images, in up to as many threads as torch uses; ctypes releases Python's lock."""
     loaded = library()
     assert loaded is not None
-    threads = min(torch.get_num_threads(), count)
+    threads = min(torch.get_num_threads(), count, pixels // _THREAD_PIXELS)
     if threads <= 1:
         failed = bool(compute(loaded.functions, 0, count))
     else:

@@ -199,7 +199,8 @@ def test_any_blur_of_any_size_matches(size, sigma):
     assert difference(random_bytes(6, 3, *size), parameters) < BOUND
 
 
-def test_a_view_depends_neither_on_the_batch_nor_on_threads_nor_on_the_layout():
+def test_a_view_depends_neither_on_the_batch_nor_on_threads_nor_on_the_layout(monkeypatch):
+    monkeypatch.setattr(image_kernel, "_THREAD_PIXELS", 1)
     images = random_bytes(9, 3, 61, 47)
     parameters = drawn(9)
     expected = colored(images, parameters)
