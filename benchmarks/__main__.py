@@ -41,9 +41,10 @@ def _parser() -> argparse.ArgumentParser:
         nargs="*",
         metavar="NAME",
         help=f"any of {', '.join(TABLES)} [all of these, some minutes], scale (steps in 1, 2 and 4 "
-        f"processes); or alone: step (the phases of a step), cost [RUN] (the search's fraction of "
-        f"a step by the size of the bank; of a run, written to its results), transfer (45 "
-        f"penalties against scikit-learn), index (memory and recall of `meanshift index`)",
+        f"processes), large_knn (k-NN over a mapped file of a million rows), demo (against its "
+        f"training); or alone: step (the phases of a step), cost [RUN] (the search's fraction of a "
+        f"step by the size of the bank; of a run, written to its results), transfer (45 penalties "
+        f"against scikit-learn), index (memory and recall of `meanshift index`)",
     )
     parser.add_argument(
         "--rounds", type=int, help="alternating rounds; the median counts [3, cost: 9, transfer: 1]"
@@ -64,6 +65,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="evaluation: 20-NN alone, on an .npz of `meanshift embed` [generated rows]",
     )
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="step: measure the CPU time of one thread, for a machine that is busy [elapsed time]",
+    )
     index = parser.add_argument_group("index")
     index.add_argument("--rows", type=int, default=1_000_000, help="synthetic rows [1000000]")
     index.add_argument("--dim", type=int, default=128, help="their dimensions [128]")
@@ -81,10 +87,10 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"--rounds: got {args.rounds}, need 1 or more")
     alone = names[:1] in (["step"], ["transfer"], ["index"]) and len(names) == 1
     cost = names[:1] == ["cost"] and len(names) <= 2
-    if not (alone or cost or set(names) <= {*TABLES, "scale"}):
+    if not (alone or cost or set(names) <= {*TABLES, "scale", "large_knn", "demo"}):
         raise ValueError(
-            f"got {' '.join(names)}; need any of {', '.join(TABLES)}, scale; or step, transfer, "
-            f"index or cost [RUN], alone"
+            f"got {' '.join(names)}; need any of {', '.join(TABLES)}, scale, large_knn, demo; or "
+            f"step, transfer, index or cost [RUN], alone"
         )
     if args.features is not None:
         if "evaluation" not in (names or TABLES):
@@ -103,14 +109,15 @@ def _run_alone(args: argparse.Namespace) -> None:
             )
         )
         return
-    from benchmarks.step import STEP, measure_step
+    from benchmarks.step import STEP, measure_steps
     from benchmarks.transfer import measure_transfer
     from meanshift.reproduce.cost import describe_cost, measure_cost
     from meanshift.runtime.run_directory import RunDirectory
 
     name, *runs = args.names
     if name == "step":
-        print(measure_step(STEP, rounds=args.rounds or 3))
+        for table in measure_steps(rounds=args.rounds or 3, cpu_time=args.cpu_time):
+            print(f"{table}\n", flush=True)
     elif name == "transfer":
         print(measure_transfer(rounds=args.rounds or 1))
     elif not runs:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.step import HALF_WIDTH
 from benchmarks.table import Row
-from benchmarks.training import HALF_WIDTH
 from benchmarks.worker import Worker
 from meanshift.config import Config
 from meanshift.reproduce.cost import PhaseTimer, TimedStep

@@ -9,9 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.step import BareStep
+from benchmarks.step import HALF_WIDTH, BareStep
 from benchmarks.table import Row
-from benchmarks.training import HALF_WIDTH
 from benchmarks.worker import Worker
 from meanshift.config import Config
 from meanshift.reproduce.cost import PhaseTimer

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.step import HALF_WIDTH
 from benchmarks.table import Row
-from benchmarks.training import HALF_WIDTH
 from meanshift.config import Config
 from meanshift.methods import MeanShift
 from meanshift.models.sync_batch_norm import convert_sync_batch_norm

@@ -1,4 +1,4 @@
-"""Time until --help is printed, and until the demo has taken its first step."""
+"""Time until --help is printed, until an image is embedded, and until the demo has taken a step."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.table import Row, alternate, ratios, timed
+from benchmarks.table import Row, alternate, cpu_seconds, ratios, timed
 
 HELP_SECONDS = 0.5
+EMBED_SECONDS = 3.0
 FIRST_STEP_SECONDS = 10.0
 """what a user should wait at most"""
+
+_EMBED = """
+import numpy
+import meanshift
+meanshift.load("meanshift:cifar10-small").embed(numpy.zeros((32, 32, 3), numpy.uint8))
+"""
 
 _PROGRAM = [sys.executable, "-m", "meanshift"]
 
@@ -29,6 +36,18 @@ def rows(rounds: int) -> Iterator[Row]:
     of_limit = tuple(each / HELP_SECONDS for each in seconds["help"])
     yield Row("start: --help / half a second", of_limit, 1.0, at_most=True)
     yield Row("start: --help / python -c pass", ratios(seconds["help"], seconds["python"]))
+    embed = [sys.executable, "-c", _EMBED]
+    seconds = alternate(
+        {
+            "elapsed": timed(lambda: _run(embed)),
+            "CPU": timed(lambda: _run(embed), clock=cpu_seconds),
+        },
+        rounds,
+    )
+    for clock, measured in seconds.items():
+        of_limit = tuple(each / EMBED_SECONDS for each in measured)
+        title = f"start: import, load, embed an image / three seconds ({clock} time)"
+        yield Row(title, of_limit, 1.0, at_most=True)
     first = tuple(_first_step() / FIRST_STEP_SECONDS for _ in range(max(1, rounds - 1)))
     yield Row("start: first training step of the demo / ten seconds", first, 1.0, at_most=True)
 

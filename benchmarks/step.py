@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
 import torch
 
 from meanshift.config import MSF, Config, Data, Encoder, Train, Views
 from meanshift.reproduce.cost import PhaseTimer, TimedStep
-from meanshift.runtime.device import autocast
+from meanshift.runtime.device import autocast, pick_precision
+from meanshift.runtime.malloc import keep_memory
 
 STEP = Config(
     data=Data(image_size=32),
@@ -16,6 +21,8 @@ STEP = Config(
     train=Train(batch_size=256),
 )
 """the step that is measured by default"""
+
+HALF_WIDTH = STEP.with_overrides({"encoder.stem": "small-stride2", "encoder.width": 0.5})
 
 
 class BareStep(TimedStep):
@@ -41,11 +48,34 @@ class BareStep(TimedStep):
         timer.time("bare", work)
 
 
-def measure_step(config: Config, *, rounds: int) -> str:
+def measure_steps(*, rounds: int, cpu_time: bool = False) -> Iterator[str]:
+    """The tables of both steps, in float32 and in the precision that is native here.
+
+    With `cpu_time` the CPU time of one thread is measured, which other work on the machine hardly
+    changes.
+    """
+    keep_memory()
+    clock = time.process_time if cpu_time else time.perf_counter
+    threads = torch.get_num_threads()
+    native = pick_precision("auto", torch.device("cpu"))
+    precisions = ["float32"] if native == torch.float32 else ["float32", "auto"]
+    try:
+        torch.set_num_threads(1 if cpu_time else threads)
+        for config, count in ((HALF_WIDTH, 3 * rounds), (STEP, rounds)):
+            for precision in precisions:
+                measured = config.with_overrides({"train.precision": precision})
+                yield measure_step(measured, rounds=count, clock=clock)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def measure_step(
+    config: Config, *, rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> str:
     """The fraction of each phase of a step, and its cost against its two bare encoders."""
     timed_step = BareStep(config)
-    bare = PhaseTimer()
-    whole = PhaseTimer()
+    bare = PhaseTimer(clock=clock)
+    whole = PhaseTimer(clock=clock)
     timed_step.step(PhaseTimer())  # the first step allocates memory
     for _ in range(rounds):  # alternately, so that a noisy machine disturbs both alike
         timed_step.bare_step(bare)
@@ -53,7 +83,8 @@ def measure_step(config: Config, *, rounds: int) -> str:
     encoder = config.encoder
     phases = whole.medians()
     total = sum(phases.values())
-    ratio = total / sum(bare.medians().values())
+    steps = map(sum, zip(*whole.seconds.values(), strict=True))
+    ratios = [step / bare for step, bare in zip(steps, bare.seconds["bare"], strict=True)]
     return "\n".join(
         [
             f"{encoder.name} {encoder.stem} x{encoder.width:g}, {config.data.image_size} px, "
@@ -64,6 +95,7 @@ def measure_step(config: Config, *, rounds: int) -> str:
             "",
             *(f"  {name:22}{seconds / total:7.1%}" for name, seconds in phases.items()),
             "",
-            f"step / two bare encoders with their optimizer: {ratio:.3f}",
+            f"step / two bare encoders with their optimizer: {statistics.median(ratios):.3f} "
+            f"({min(ratios):.3f} to {max(ratios):.3f})",
         ]
     )

@@ -236,6 +236,17 @@ def test_neither_the_package_nor_the_command_line_imports_torch():
     assert in_fresh_python(code) == "False"
 
 
+def test_an_encoder_without_torchvision_is_used_without_importing_it():
+    # torchvision takes as long to import as torch: its operators import torch's compiler.
+    code = (
+        "import sys, numpy, meanshift\n"
+        "model = meanshift.load('meanshift:cifar10-small')\n"
+        "model.embed(numpy.zeros((32, 32, 3), numpy.uint8))\n"
+        "print('torchvision' in sys.modules)"
+    )
+    assert in_fresh_python(code) == "False"
+
+
 def test_public_names_come_from_the_package_itself():
     for name in meanshift.__all__:
         assert getattr(meanshift, name) is not None

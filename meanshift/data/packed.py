@@ -27,7 +27,6 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 from torch.utils.data import Dataset
-from torchvision.transforms.v2 import functional as TF
 
 from meanshift.config.samples import RGB
 from meanshift.data.loader import iterate
@@ -324,6 +323,8 @@ class _ResizedBatches(Dataset[tuple[Tensor, list[Row]]]):
                 rows.append([0, 0, error.title, error.reason])
                 continue
             if min(image.shape[1:]) > self.side:
+                from torchvision.transforms.v2 import functional as TF  # slow to import
+
                 image = TF.resize(image, [self.side], antialias=True)
             pixels = image.permute(1, 2, 0).reshape(-1)
             rows.append([*image.shape[1:], zlib.crc32(pixels.numpy().data)])

@@ -16,7 +16,7 @@ from meanshift.evaluation.context import EvaluationContext
 from meanshift.evaluation.result import Result, percent
 from meanshift.models.features import extract_features
 from meanshift.models.weights import RawPixels
-from meanshift.ops.topk import deterministic_neighbors, stable_topk
+from meanshift.ops.topk import deterministic_neighbors, is_faster_than_faiss, stable_topk
 from meanshift.runtime import distributed, rng
 
 CHUNK = 2500
@@ -186,11 +186,13 @@ def neighbors(
 
 
 def _use_faiss(work: int, device: torch.device) -> bool:
-    """Whether faiss is installed and faster: in large searches on a CPU.
+    """Whether faiss is installed and faster: in large searches on a CPU without AVX-512.
 
     Only on Linux: elsewhere the OpenMP of its wheels may clash with that of torch.
     """
     if work < FAISS_WORK or device.type != "cpu" or sys.platform != "linux":
+        return False
+    if is_faster_than_faiss():
         return False
     try:
         import faiss  # noqa: F401

@@ -88,3 +88,8 @@ def _convolution(
 ) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
     convolution = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
     return convolution, nn.BatchNorm2d(outputs)
+
+
+def scaled(channels: int, width: float) -> int:
+    """Channels times a factor, as a multiple of 8."""
+    return max(8, round(channels * width / 8) * 8)

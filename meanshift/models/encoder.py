@@ -9,27 +9,26 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torchvision import models
-from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from meanshift import config
 from meanshift.config.parsing import close
 from meanshift.config.samples import RGB
 from meanshift.models import timm_networks
-from meanshift.models.convnet import CONVNETS, ConvNet
+from meanshift.models.convnet import CONVNETS, ConvNet, scaled
 from meanshift.models.heads import mlp
 from meanshift.models.small_networks import MLP, SHORTEST, Conv1d
 from meanshift.models.split_batch_norm import split_batch_norm
 from meanshift.models.view_whitening import ViewWhitening, without_whitening
 
-_RESNETS: dict[str, tuple[type[BasicBlock | Bottleneck], list[int]]] = {
-    "resnet10": (BasicBlock, [1, 1, 1, 1]),
-    "resnet18": (BasicBlock, [2, 2, 2, 2]),
-    "resnet34": (BasicBlock, [3, 4, 6, 3]),
-    "resnet50": (Bottleneck, [3, 4, 6, 3]),
-    "resnet101": (Bottleneck, [3, 4, 23, 3]),
-    "resnet152": (Bottleneck, [3, 8, 36, 3]),
+_RESNETS: dict[str, tuple[Literal["BasicBlock", "Bottleneck"], list[int]]] = {
+    "resnet10": ("BasicBlock", [1, 1, 1, 1]),
+    "resnet18": ("BasicBlock", [2, 2, 2, 2]),
+    "resnet34": ("BasicBlock", [3, 4, 6, 3]),
+    "resnet50": ("Bottleneck", [3, 4, 6, 3]),
+    "resnet101": ("Bottleneck", [3, 4, 23, 3]),
+    "resnet152": ("Bottleneck", [3, 8, 36, 3]),
 }
+"""block of torchvision and blocks of each stage"""
 
 
 _OF_OTHER_KINDS = {"mlp": "vector", "conv1d": "signal"}
@@ -139,7 +138,10 @@ def _build_image_network(
 
 def _build_network(settings: config.Encoder, image_size: int) -> tuple[nn.Module, int]:
     if settings.name in _RESNETS:
-        resnet = _ScaledResNet(settings)
+        from meanshift.models.resnet import ScaledResNet  # torchvision is slow to import
+
+        block, layers = _RESNETS[settings.name]
+        resnet = ScaledResNet(block, layers, stem=settings.stem, width=settings.width)
         return resnet, resnet.features
     if settings.name in CONVNETS and settings.stem != "small":
         architecture = CONVNETS[settings.name]
@@ -147,6 +149,8 @@ def _build_network(settings: config.Encoder, image_size: int) -> tuple[nn.Module
         pool = settings.stem == "imagenet"
         network = ConvNet(replace(architecture, channels=channels), pool=pool)
         return network, network.features
+    from torchvision import models
+
     if settings.name not in (*CONVNETS, *models.list_models(module=models)):
         raise ValueError(f"encoder.name: got {settings.name!r}, need {_suggest(settings.name)}")
     if settings.stem != "imagenet" or settings.width != 1:
@@ -198,47 +202,13 @@ def resnet_from_shapes(shapes: Mapping[str, tuple[int, ...]]) -> config.Encoder 
         len({key.split(".")[1] for key in shapes if key.startswith(f"layer{stage}.")})
         for stage in range(1, 5)
     ]
-    block = Bottleneck if "layer1.0.conv3.weight" in shapes else BasicBlock
+    block = "Bottleneck" if "layer1.0.conv3.weight" in shapes else "BasicBlock"
     name = next((name for name, kind in _RESNETS.items() if kind == (block, depths)), None)
     channels, _, kernel, _ = (*shapes.get("conv1.weight", ()), 0, 0, 0, 0)[:4]
     if name is None or kernel not in (3, 7):
         return None
     stem: Literal["imagenet", "small"] = "imagenet" if kernel == 7 else "small"
     return config.Encoder(name=name, stem=stem, width=channels / 64)
-
-
-class _ScaledResNet(ResNet):
-    """torchvision's ResNet with a choice of stem, scaled channels, and no classifier."""
-
-    def __init__(self, settings: config.Encoder) -> None:
-        block, layers = _RESNETS[settings.name]
-        self._width = settings.width
-        super().__init__(block, layers)
-        first = self._scaled(64)
-        if settings.stem != "imagenet" or first != 64:
-            stems = {"imagenet": (7, 2), "small": (3, 1), "small-stride2": (3, 2)}
-            kernel, stride = stems[settings.stem]
-            self.conv1 = nn.Conv2d(3, first, kernel, stride=stride, padding=kernel // 2, bias=False)
-            nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
-            self.bn1 = nn.BatchNorm2d(first)
-        if settings.stem != "imagenet":
-            self.maxpool: nn.Module = nn.Identity()
-        self.fc: nn.Module = nn.Identity()
-        self.features = self.inplanes
-
-    def _make_layer(self, block: Any, planes: int, *args: Any, **kwargs: Any) -> nn.Sequential:
-        if planes == 64:
-            self.inplanes = self._scaled(64)  # the output of the stem
-        stage: nn.Sequential = super()._make_layer(block, self._scaled(planes), *args, **kwargs)
-        return stage
-
-    def _scaled(self, channels: int) -> int:
-        return scaled(channels, self._width)
-
-
-def scaled(channels: int, width: float) -> int:
-    """Channels times a factor, as a multiple of 8."""
-    return max(8, round(channels * width / 8) * 8)
 
 
 def _remove_classifier(backbone: nn.Module, name: str) -> int:
@@ -257,6 +227,8 @@ def _remove_classifier(backbone: nn.Module, name: str) -> int:
 
 
 def _suggest(name: str) -> str:
+    from torchvision import models
+
     known = [*_RESNETS, *CONVNETS, *models.list_models(module=models)]
     others = ["a torchvision backbone such as resnet18 or resnet50, or timm:NAME"]
     return close(name, known, others)

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torchvision import models
 
 from meanshift import config
 from meanshift.config.samples import RGB
@@ -185,6 +184,8 @@ def from_torchvision(spec: str) -> RecognizedWeights:
             torch.manual_seed(0)
             backbone, _ = build_backbone(settings)
         return RecognizedWeights(backbone.eval(), settings, f"{title}, random weights", 224)
+    from torchvision import models  # slow to import
+
     trained = models.get_model_weights(name) if name in models.list_models() else []
     available = {str(w).rpartition(".")[2]: w for w in trained}
     if weights_name not in available:
@@ -306,6 +307,8 @@ def _candidates(tensors: Mapping[str, Tensor]) -> list[config.Encoder]:
         resnet_from_shapes({name: tuple(tensors[prefix + key].shape) for name, key in keys.items()})
         for prefix, keys in resnets.items()
     ]
+    from torchvision import models  # slow to import
+
     # A classifier has at most 3/4 of a network's parameters.
     most = 5 * sum(tensor.numel() for tensor in tensors.values())
     others = [

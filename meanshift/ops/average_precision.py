@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torchvision.ops import box_iou
 
 MAX_DETECTIONS = 100
 """detections of one class in one image that COCO counts"""
@@ -147,6 +146,8 @@ def _evaluate_image(
 
 def _class_iou(detections: Detections, ground_truth: GroundTruth) -> Float[np.ndarray, "n m"]:
     """IoU in float64, as in the reference programs; -1 where the classes differ."""
+    from torchvision.ops import box_iou  # slow to import
+
     iou = box_iou(detections.boxes.double(), ground_truth.boxes.double()).nan_to_num(0.0)
     iou[detections.labels[:, None] != ground_truth.labels] = -1.0
     return np.asarray(iou)

@@ -1,10 +1,11 @@
-/* The image operators of a view: `crop_batch` crops, resizes and flips bytes; `color_batch` converts
- * them to unit values and applies color jitter in the image's own order, grayscale, blur, solarize
- * and normalization.
+/* The image operators of a view: `crop_batch` crops, resizes and flips images of any sizes to bytes;
+ * `resized_crop_batch` does it for images of one size to unit values; `color_batch` converts bytes to
+ * unit values and applies color jitter in the image's own order, grayscale, blur, solarize and
+ * normalization.
  *
  * `transforms/augment.py` and `ops/image.py` have the same operators in torch, which are the
- * reference: crops are equal bit for bit, colors up to the rounding of float32. An image is computed
- * by one thread in a fixed order, so its result does not depend on the batch or on threads.
+ * reference: bytes are equal bit for bit, unit values up to the rounding of float32. An image is
+ * computed by one thread in a fixed order, so its result does not depend on the batch or on threads.
  *
  * Loops run over blocks of constant length in aligned buffers: they have no remainder, so a
  * compiler vectorizes all of them, and a value does not depend on its place in memory. */
@@ -39,6 +40,7 @@ typedef struct {
 } Normalization;
 
 typedef int32_t Pixel __attribute__((vector_size(4 * sizeof(int32_t))));
+typedef float UnitPixel __attribute__((vector_size(4 * sizeof(float))));
 typedef float Lanes __attribute__((vector_size(LANES * sizeof(float))));
 
 static inline float clamp(float value) {
@@ -322,9 +324,24 @@ static int triangle(double scale, long inputs, long output, int *first, double *
     return (int)(high - low);
 }
 
+static int most_taps(long inputs, long outputs) {
+    double scale = (double)inputs / outputs;
+    return 2 * (int)ceil(scale >= 1.0 ? scale : 1.0) + 1;
+}
+
+/* The exact weights of all outputs, `most` for each; returns how many are needed. */
+static int triangles(long inputs, long outputs, int most, int *first, double *exact) {
+    int taps = 1;
+    for (long i = 0; i < outputs; i++) {
+        int count = triangle((double)inputs / outputs, inputs, i, first + i, exact + i * most);
+        taps = count > taps ? count : taps;
+    }
+    return taps;
+}
+
 static int make_axis(Axis *axis, long inputs, long outputs) {
-    double scale = (double)inputs / outputs, highest = 0.0;
-    int most = 2 * (int)ceil(scale >= 1.0 ? scale : 1.0) + 1;
+    double highest = 0.0;
+    int most = most_taps(inputs, outputs);
     double *exact = calloc((size_t)outputs * most, sizeof(double));
     axis->first = malloc((size_t)outputs * (1 + most) * sizeof(int));
     if (!exact || !axis->first) {
@@ -332,13 +349,8 @@ static int make_axis(Axis *axis, long inputs, long outputs) {
         return 1;
     }
     axis->weights = axis->first + outputs;
-    axis->taps = 1;
-    for (long i = 0; i < outputs; i++) {
-        int count = triangle(scale, inputs, i, axis->first + i, exact + i * most);
-        axis->taps = count > axis->taps ? count : axis->taps;
-        for (int j = 0; j < count; j++)
-            highest = exact[i * most + j] > highest ? exact[i * most + j] : highest;
-    }
+    axis->taps = triangles(inputs, outputs, most, axis->first, exact);
+    for (long i = 0; i < outputs * most; i++) highest = exact[i] > highest ? exact[i] : highest;
     /* As many bits as the highest weight leaves of 15. */
     for (axis->precision = 0; axis->precision < 22; axis->precision++)
         if ((int)(0.5 + highest * (1 << (axis->precision + 1))) >= 1 << 15) break;
@@ -432,4 +444,94 @@ int crop_batch(const uint8_t *const *images, const int64_t *row_bytes, const int
                        out + 3 * side * side * n))
             return 1;
     return 0;
+}
+
+/* How an axis is resized to unit values; the arrays are long enough for any box of the images. */
+typedef struct {
+    int *first, taps;
+    double *exact;
+    float *weights;
+} UnitAxis;
+
+static void fill_axis(UnitAxis *axis, long inputs, long outputs) {
+    int most = most_taps(inputs, outputs);
+    memset(axis->exact, 0, (size_t)outputs * most * sizeof(double));
+    axis->taps = triangles(inputs, outputs, most, axis->first, axis->exact);
+    for (long i = 0; i < outputs; i++)
+        for (int j = 0; j < axis->taps; j++)
+            axis->weights[i * axis->taps + j] = (float)axis->exact[i * most + j];
+}
+
+/* Resize a row of RGB unit values, which goes on with zeros for all taps. */
+static inline void resize_unit_row(const float *restrict row, const UnitAxis *axis, int taps,
+                                   long outputs, int flip, float *restrict out) {
+    long step = flip ? -1 : 1;
+    const int *first = axis->first + (flip ? outputs - 1 : 0);
+    const float *weights = axis->weights + (flip ? outputs - 1 : 0) * taps;
+    for (long x = 0; x < outputs; x++, first += step, weights += step * taps) {
+        UnitPixel sum = {0}, values;
+        for (int j = 0; j < taps; j++) {
+            memcpy(&values, row + 3 * (*first + j), sizeof values);
+            sum += weights[j] * values;
+        }
+        memcpy(out + 3 * x, &sum, sizeof sum); /* the next pixel overwrites the fourth element */
+    }
+}
+
+/* A weighted sum of `taps` rows, which follow one another, into three planes. */
+static inline void resize_unit_column(const float *restrict rows, const float *weights, int taps,
+                                      long side, float *restrict sums, float *restrict out) {
+    long stride = 3 * side;
+    for (long x = 0; x < stride; x++) sums[x] = weights[0] * rows[x];
+    for (int j = 1; j < taps; j++)
+        for (long x = 0; x < stride; x++) sums[x] += weights[j] * rows[j * stride + x];
+    for (int c = 0; c < 3; c++)
+        for (long x = 0; x < side; x++) out[c * side * side + x] = sums[3 * x + c];
+}
+
+static void resized_crop_image(const uint8_t *image, long row_bytes, const int64_t *box, int flip,
+                               long side, UnitAxis *axis, float *row, float *resized, float *sums,
+                               float *out) {
+    const float scale = 1.0f / 255.0f;
+    long height = box[2], width = box[3], stride = 3 * side;
+    image += box[0] * row_bytes + 3 * box[1];
+    fill_axis(axis, width, side);
+    int taps = axis->taps;
+    for (long x = 3 * width; x < 3 * (width + taps) + 1; x++) row[x] = 0.0f;
+    for (long y = 0; y < height; y++) {
+        for (long x = 0; x < 3 * width; x++) row[x] = image[y * row_bytes + x] * scale;
+        float *to = resized + y * stride;
+        if (taps == 2) resize_unit_row(row, axis, 2, side, flip, to); /* enlarged */
+        else if (taps == 3) resize_unit_row(row, axis, 3, side, flip, to);
+        else resize_unit_row(row, axis, taps, side, flip, to);
+    }
+    fill_axis(axis, height, side);
+    taps = axis->taps;
+    memset(resized + height * stride, 0, taps * stride * sizeof(float)); /* taps without weight */
+    for (long y = 0; y < side; y++) {
+        const float *rows = resized + axis->first[y] * stride, *weights = axis->weights + y * taps;
+        if (taps == 2) resize_unit_column(rows, weights, 2, side, sums, out + y * side);
+        else if (taps == 3) resize_unit_column(rows, weights, 3, side, sums, out + y * side);
+        else resize_unit_column(rows, weights, taps, side, sums, out + y * side);
+    }
+}
+
+/* Crops `first` to `last` of a batch of interleaved RGB images of one size, as planar unit values; a
+ * box is (top, left, height, width). Returns 0, or 1 where memory is missing. */
+int resized_crop_batch(const uint8_t *images, long height, long width, const int64_t *boxes,
+                       const uint8_t *flips, long first, long last, long side, float *out) {
+    long longest = height > width ? height : width, most = most_taps(longest, side);
+    long row = 3 * (width + most) + 1, resized = 3 * side * (height + most) + 1, sums = 3 * side;
+    float *buffer = calloc(row + resized + sums + side * most, sizeof(float));
+    UnitAxis axis = {malloc(side * sizeof(int)), 0, malloc(side * most * sizeof(double)),
+                     buffer + row + resized + sums};
+    int failed = !buffer || !axis.first || !axis.exact;
+    for (long n = first; n < last && !failed; n++)
+        resized_crop_image(images + 3 * height * width * n, 3 * width, boxes + 4 * n, flips[n],
+                           side, &axis, buffer, buffer + row, buffer + row + resized,
+                           out + 3 * side * side * n);
+    free(buffer);
+    free(axis.first);
+    free(axis.exact);
+    return failed;
 }

@@ -1,8 +1,8 @@
 """The compiled operators of RGB views on a CPU (`image_kernel.c`).
 
-The operators of `ops.image`, and torch's `interpolate` for crops, are the reference. Crops are the
-same bit for bit. Colors differ by the rounding of float32, so the record of a run names which were
-used (`description`).
+The operators of `ops.image`, and torch's `interpolate` for crops to bytes, are the reference. Bytes
+are the same bit for bit. Unit values and colors differ by the rounding of float32, so the record of
+a run names which were used (`description`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from meanshift.runtime.c_library import CLibrary, load
 
 _SOURCE = Path(__file__).with_name("image_kernel.c")
 _BYTES_PLANAR, _BYTES_INTERLEAVED, _FLOATS_PLANAR = range(3)  # layouts, as in the source
+_THREAD_PIXELS = 2**19
+"""pixels that are worth a thread: fewer are computed before another one has started"""
 
 
 def library() -> CLibrary | None:
@@ -83,7 +85,7 @@ def color(
         )
         return status
 
-    _run(compute, count)
+    _run(compute, count, count * height * width)
 
 
 def can_crop(images: Sequence[Shaped[Tensor, "channels _ _"]]) -> bool:
@@ -117,15 +119,50 @@ def crop(
         status: int = functions.crop_batch(*inputs, *limits, _address(out))
         return status
 
-    _run(compute, len(images))
+    _run(compute, len(images), len(images) * side**2)
     return out.permute(0, 3, 1, 2)
 
 
-def _run(compute: Callable[[ctypes.CDLL, int, int], int], count: int) -> None:
-    """Compute all images, in as many threads as torch uses; ctypes releases Python's lock."""
+def can_resized_crop(images: Shaped[Tensor, "batch height width channels"]) -> bool:
+    """Whether `resized_crop` can compute these images."""
+    return (
+        images.device.type == "cpu"
+        and images.dtype == torch.uint8
+        and images.shape[3] == 3
+        and library() is not None
+    )
+
+
+def resized_crop(
+    images: UInt8[Tensor, "batch height width 3"],
+    boxes: Int[Tensor, "batch 4"],
+    flips: Bool[Tensor, " batch"],
+    size: int,
+) -> Float[Tensor, "batch 3 size size"]:
+    """Crop, resize (bilinear, antialiased) and flip each image of a batch; values are in [0, 1]."""
+    images = images.contiguous()
+    boxes = boxes.contiguous()
+    flips = flips.contiguous()
+    height, width = images.shape[1:3]
+    out = torch.empty(len(images), 3, size, size)
+
+    def compute(functions: ctypes.CDLL, first: int, last: int) -> int:
+        sizes = map(ctypes.c_long, (height, width))
+        limits = map(ctypes.c_long, (first, last, size))
+        status: int = functions.resized_crop_batch(
+            _address(images), *sizes, _address(boxes), _address(flips), *limits, _address(out)
+        )
+        return status
+
+    _run(compute, len(images), len(images) * size**2)
+    return out
+
+
+def _run(compute: Callable[[ctypes.CDLL, int, int], int], count: int, pixels: int) -> None:
+    """Compute all images, in up to as many threads as torch uses; ctypes releases Python's lock."""
     loaded = library()
     assert loaded is not None
-    threads = min(torch.get_num_threads(), count)
+    threads = min(torch.get_num_threads(), count, pixels // _THREAD_PIXELS)
     if threads <= 1:
         failed = bool(compute(loaded.functions, 0, count))
     else:

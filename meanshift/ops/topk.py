@@ -109,21 +109,41 @@ def nearest_neighbors(
         indices = torch.zeros_like(best, dtype=torch.int64)
         converted = 0 if rows.dtype == precision else rows.shape[1]
         chunk_rows = chunk_bytes // ((max(1, len(queries)) + converted) * queries.element_size())
-        chunks = _chunk_bounds(len(rows), max(BLOCK, chunk_rows // BLOCK * BLOCK))
-        longest = max((stop - start for start, stop in chunks), default=0)
-        # One buffer for all chunks: the first use of fresh memory is slow.
-        buffer = queries.new_empty(len(queries) * longest)
-        for start, stop in chunks:
-            similarity = buffer[: len(queries) * (stop - start)].view(len(queries), stop - start)
-            torch.mm(queries, rows[start:stop].to(precision).T, out=similarity)
+        for start, stop in _chunk_bounds(len(rows), max(BLOCK, chunk_rows // BLOCK * BLOCK)):
+            similarity = _inner_products(queries, rows[start:stop].to(precision))
             _mask_excluded(similarity, start, exclude, exclude_ids)
             if start and queries.device.type == "cpu":  # a GPU would have to wait for the counts
                 values, columns = _above_threshold(similarity, best[:, -1:])
             else:
                 values, columns = _block_topk(similarity, min(k, stop - start))
+            del similarity  # before the next chunk, which takes its memory
             best, order = torch.cat([best, values], 1).topk(k)
             indices = torch.cat([indices, columns + start], 1).gather(1, order)
     return indices, best
+
+
+def _inner_products(queries: Tensor, rows: Tensor) -> Tensor:
+    """The product of the queries and the transposed rows, by oneDNN where torch has it.
+
+    torch multiplies float32 matrices by MKL, which leaves half of the speed of an AMD processor
+    with AVX-512 unused (docs/performance.md).
+    """
+    if queries.dtype == torch.float32 and queries.device.type == "cpu" and _has_onednn():
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(queries, rows, None, "none", [], "")
+        return product
+    return queries @ rows.T
+
+
+def is_faster_than_faiss() -> bool:
+    """Whether this processor and oneDNN make a search faster than that of faiss."""
+    return _has_onednn() and torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+@functools.cache
+def _has_onednn() -> bool:
+    """Whether torch was built with oneDNN and has its product of plain tensors."""
+    operators = torch.ops.mkldnn
+    return torch.backends.mkldnn.is_available() and hasattr(operators, "_linear_pointwise")
 
 
 def stable_topk(

@@ -30,14 +30,15 @@ class PhaseTimer:
     """Seconds of each phase, one entry per round."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
+    clock: Callable[[], float] = time.perf_counter
 
     def time(self, name: str, work: Callable[[], Tensor | None]) -> Tensor | None:
         """Call `work` and add its seconds to a phase."""
         synchronize()
-        start = time.perf_counter()
+        start = self.clock()
         result = work()
         synchronize()
-        self.seconds.setdefault(name, []).append(time.perf_counter() - start)
+        self.seconds.setdefault(name, []).append(self.clock() - start)
         return result
 
     def medians(self) -> dict[str, float]:

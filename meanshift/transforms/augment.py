@@ -269,7 +269,9 @@ class MultiViewTransform:
             heights, widths = torch.tensor(images.shape[1:3]).expand(len(images), 2).unbind(1)
             boxes = draw_boxes(view, address, heights, widths)
             flips = draw_flips(view, address)
-            output = resized_crop(images, boxes, flips, self.crop_side(view))
+            compiled = image_kernel.can_resized_crop(images)
+            crop = image_kernel.resized_crop if compiled else resized_crop
+            output = crop(images, boxes, flips, self.crop_side(view))
         if view.jigsaw:
             address = PatchAddress(
                 address.seed, address.epoch, address.ids, address.stream, view.jigsaw**2

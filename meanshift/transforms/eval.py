@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 from torch.utils.data import Dataset
-from torchvision.transforms.v2 import functional as TF
 
 from meanshift.data import Source, UnreadableSample
 from meanshift.data.bad_files import read_or_replace
@@ -38,7 +37,6 @@ def eval_transform(
     pixels, stay as they are, and smaller arrays are enlarged. An unreadable image raises an error,
     or if `bad` is given it is added there and replaced by a gray image.
     """
-    interpolation = TF.InterpolationMode.BICUBIC if bicubic else TF.InterpolationMode.BILINEAR
     square = [image_size, image_size]
 
     def fit_image(images: Tensor) -> Tensor:
@@ -48,6 +46,9 @@ def eval_transform(
         target = [short_side(image_size, resize)]
         if not resize and source.uniform and max(size) < image_size:  # as training enlarges them
             target = square
+        from torchvision.transforms.v2 import functional as TF  # slow to import
+
+        interpolation = TF.InterpolationMode.BICUBIC if bicubic else TF.InterpolationMode.BILINEAR
         images = cut_to_aspect(images, _MAX_ASPECT)
         images = TF.resize(images, target, interpolation, antialias=True)
         cropped: Tensor = TF.center_crop(images, square)

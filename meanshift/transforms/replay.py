@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int, Shaped, UInt8
 from torch import Tensor
-from torchvision.transforms.v2 import functional as TF
 
 from meanshift.config import SampleSpec, ViewSpec
 from meanshift.config.samples import RGB
@@ -130,6 +129,8 @@ def center_square(
 ) -> UInt8[Tensor, "side side 3"]:
     """Resize an image and crop its center to `side` pixels."""
     if tuple(image.shape[1:]) != (side, side):
+        from torchvision.transforms.v2 import functional as TF  # slow to import
+
         image = TF.center_crop(TF.resize(image, [side], antialias=True), [side, side])
     return image.permute(1, 2, 0).contiguous()
 

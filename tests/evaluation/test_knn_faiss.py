@@ -33,6 +33,7 @@ def count_searches(monkeypatch):
         return search(*arguments, **options)
 
     monkeypatch.setattr(faiss, "knn", counted)
+    monkeypatch.setattr(knn, "is_faster_than_faiss", lambda: False)
     return searches
 
 
@@ -101,18 +102,23 @@ def test_the_accuracy_is_that_of_the_plain_search(monkeypatch, count_searches, t
     assert results[0] == results[1]
 
 
-def test_faiss_is_for_large_searches_on_a_linux_cpu(monkeypatch):
+def test_faiss_is_for_large_searches_on_a_linux_cpu_without_avx512(monkeypatch):
     monkeypatch.setattr(knn.sys, "platform", "linux")
+    monkeypatch.setattr(knn, "is_faster_than_faiss", lambda: False)
     cpu = torch.device("cpu")
     assert knn._use_faiss(50_000 * 10_000 * 512, cpu)
     assert not knn._use_faiss(1000 * 1000 * 512, cpu)
     assert not knn._use_faiss(50_000 * 10_000 * 512, torch.device("cuda"))
+    monkeypatch.setattr(knn, "is_faster_than_faiss", lambda: True)
+    assert not knn._use_faiss(50_000 * 10_000 * 512, cpu)
+    monkeypatch.setattr(knn, "is_faster_than_faiss", lambda: False)
     monkeypatch.setattr(knn.sys, "platform", "darwin")
     assert not knn._use_faiss(50_000 * 10_000 * 512, cpu)
 
 
 def test_without_faiss_the_plain_search_is_used(monkeypatch):
     monkeypatch.setattr(knn, "FAISS_WORK", 0)
+    monkeypatch.setattr(knn, "is_faster_than_faiss", lambda: False)
     train = random_rows(100, 8, 1)
     with_faiss = list(neighbors(train, train[:10], 3))
     hide_packages(monkeypatch, "faiss")

@@ -1,4 +1,4 @@
-"""The compiled operators match torch's: crops bit for bit, colors up to rounding."""
+"""The compiled operators match torch's: bytes bit for bit, unit values up to rounding."""
 
 import random
 from dataclasses import replace
@@ -9,7 +9,7 @@ import torch
 from meanshift.config import Views
 from meanshift.config.samples import IMAGENET_MEAN, IMAGENET_STD
 from meanshift.ops import image_kernel
-from meanshift.ops.image import apply_color, normalize, to_unit
+from meanshift.ops.image import apply_color, normalize, resized_crop, to_unit
 from meanshift.runtime import rng
 from meanshift.transforms.augment import (
     Address,
@@ -99,6 +99,59 @@ def test_crops_of_images_of_other_kinds_are_torchs():
     assert crops[0].dtype == torch.float32
 
 
+# Crops of images of one size, to unit values
+
+
+def random_boxes(count, height, width):
+    draw = random.Random(height)
+    boxes = []
+    for _ in range(count):
+        box_height, box_width = draw.randint(1, height), draw.randint(1, width)
+        top, left = draw.randint(0, height - box_height), draw.randint(0, width - box_width)
+        boxes.append((top, left, box_height, box_width))
+    boxes[0] = (0, 0, height, width)
+    return torch.tensor(boxes)
+
+
+@pytest.mark.parametrize(
+    ("size", "side", "bound"),
+    [
+        ((32, 32), 32, BOUND),
+        ((40, 24), 32, BOUND),
+        ((7, 5), 9, BOUND),
+        ((1, 1), 3, BOUND),
+        ((300, 70), 5, BOUND),
+        ((224, 224), 96, 3e-5),  # torch computes the weights in float32, the kernel in float64
+    ],
+)
+def test_resized_crops_match_torchs_operators(size, side, bound):
+    images = random_bytes(24, *size, 3)
+    images[1] = 255
+    arguments = images, random_boxes(24, *size), torch.arange(24) % 2 == 0, side
+    assert image_kernel.can_resized_crop(images)
+    got = image_kernel.resized_crop(*arguments)
+    assert (got - resized_crop(*arguments)).abs().max() < bound
+
+
+def test_a_resized_crop_depends_neither_on_the_batch_nor_on_the_layout():
+    images = random_bytes(8, 3, 32, 32).permute(0, 2, 3, 1)
+    boxes, flips = random_boxes(8, 32, 32), torch.arange(8) % 2 == 0
+    whole = image_kernel.resized_crop(images, boxes, flips, 32)
+    assert torch.equal(whole, image_kernel.resized_crop(images.contiguous(), boxes, flips, 32))
+    alone = [
+        image_kernel.resized_crop(images[i : i + 1], boxes[i : i + 1], flips[i : i + 1], 32)
+        for i in range(8)
+    ]
+    assert torch.equal(whole, torch.cat(alone))
+
+
+def test_resized_crops_of_images_of_other_kinds_are_torchs():
+    assert not image_kernel.can_resized_crop(random_bytes(2, 8, 8, 1))
+    assert not image_kernel.can_resized_crop(torch.rand(2, 8, 8, 3))
+    (view, _) = two_views().finish(torch.rand(2, 32, 32, 3), 0, torch.arange(2))
+    assert view.dtype == torch.float32
+
+
 # Colors
 
 
@@ -146,7 +199,8 @@ def test_any_blur_of_any_size_matches(size, sigma):
     assert difference(random_bytes(6, 3, *size), parameters) < BOUND
 
 
-def test_a_view_depends_neither_on_the_batch_nor_on_threads_nor_on_the_layout():
+def test_a_view_depends_neither_on_the_batch_nor_on_threads_nor_on_the_layout(monkeypatch):
+    monkeypatch.setattr(image_kernel, "_THREAD_PIXELS", 1)
     images = random_bytes(9, 3, 61, 47)
     parameters = drawn(9)
     expected = colored(images, parameters)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from meanshift.ops import topk
 from meanshift.ops.topk import (
     EXTRA_CANDIDATES,
     _above_threshold,
@@ -37,6 +38,16 @@ def test_neighbors_are_exact(size, chunk_bytes):
     for k in (1, 5):
         found = nearest_neighbors(queries, rows, k, chunk_bytes=chunk_bytes)
         assert_exact(found, queries @ rows.T, k)
+
+
+@pytest.mark.parametrize("has_onednn", [True, False])
+def test_the_neighbors_are_the_same_with_and_without_onednn(monkeypatch, has_onednn):
+    queries, rows = unit(50, 64, 1), unit(5000, 64, 2)
+    monkeypatch.setattr(topk, "_has_onednn", lambda: has_onednn)
+    indices, similarities = deterministic_neighbors(queries, rows, 5)
+    exact = (queries.double() @ rows.double().T).topk(5)
+    assert torch.equal(indices, exact.indices)
+    torch.testing.assert_close(similarities.double(), exact.values, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 2**24])

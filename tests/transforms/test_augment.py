@@ -260,7 +260,8 @@ def test_a_weak_view_is_a_flipped_crop_and_a_strong_one_is_more(sample):
         boxes = augment.draw_boxes(strong(views), place, *sides)
         flips = augment.draw_flips(strong(views), place)
         weak = image_ops.resized_crop(sample, boxes, flips, 32)
-        assert torch.allclose(view, image_ops.normalize(weak)) == unchanged
+        # Up to rounding, by which compiled operators differ from torch's.
+        assert torch.allclose(view, image_ops.normalize(weak), atol=1e-5) == unchanged
 
 
 def test_one_view_is_the_same_alone_and_beside_another(sample):
