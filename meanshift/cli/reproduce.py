@@ -35,6 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seeds", type=int, default=2, help="runs per variant [2]")
     parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="VARIANT",
+        help="train only these rows of the tables now, such as 'MSF w/s' [all]",
+    )
+    parser.add_argument(
         "--devices",
         nargs="+",
         default=[],
@@ -124,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
         file=sys.stderr,
     )
     try:
-        failed = [] if args.tables else reproduction.run(devices)
+        failed = [] if args.tables else reproduction.run(devices, only=args.only)
     except Stopped as stopped:
         reproduction.write()
         print("meanshift: stopped and saved; the same command continues", file=sys.stderr)

@@ -100,15 +100,31 @@ class Reproduction:
             for words in job.commands():
                 yield shlex.join(["meanshift", *words])
 
-    def run(self, devices: Sequence[str]) -> list[Job]:
-        """Train, evaluate and measure what is missing; returns the jobs that failed."""
-        if self.jobs:
-            run_jobs(self.jobs, self.out, devices, self._archive)
+    def run(self, devices: Sequence[str], *, only: Sequence[str] = ()) -> list[Job]:
+        """Train, evaluate and measure what is missing; returns the jobs that failed.
+
+        `only` are titles of variants: the runs of others are left for later.
+        """
+        jobs = self._select(only) if only else self.jobs
+        if jobs:
+            run_jobs(jobs, self.out, devices, self._archive)
         if not all(study.trains for study in self.studies.values()):
             for seed in range(self.seeds):
                 if self._read_cost(seed) is None:
                     self._measure_cost(seed)
         return [job for job in self.jobs if job.failure]
+
+    def _select(self, titles: Sequence[str]) -> list[Job]:
+        """The jobs of some variants, in the order of all jobs."""
+        known = list(dict.fromkeys(title for _, title in self._jobs_by_row))
+        for title in titles:
+            if title not in known:
+                raise ValueError(
+                    f"--only: got {title!r}, need one or more of {', '.join(map(repr, known))}"
+                )
+        rows = [jobs for (_, title), jobs in self._jobs_by_row.items() if title in titles]
+        selected = {id(job) for jobs in rows for job in jobs}
+        return [job for job in self.jobs if id(job) in selected]
 
     def _archive(self, job: Job) -> None:
         if self.archive is not None:

@@ -289,3 +289,17 @@ def test_without_labels_the_variants_are_compared_by_measures_that_need_none(unl
     assert "MSF w/s" in titles and not {"Supervised", "Random weights"} & set(titles)
     for job in reproduction.jobs:
         assert job.evaluations == {("", "rank"): ()} and job.split == ""
+
+
+def test_only_the_jobs_of_the_named_variants_are_selected(tmp_path, monkeypatch):
+    trained = []
+    monkeypatch.setattr(
+        "meanshift.reproduce.reproduction.run_jobs", lambda jobs, *_: trained.extend(jobs)
+    )
+    reproduction = Reproduction(["baseline", "k"], without_data("cpu"), tmp_path, 2)
+    reproduction.run(["cpu"], only=["MSF w/s", "k=1"])  # which other rows have too
+    titles = [job.title for job in trained]
+    assert titles == [f"{title}, seed {seed}" for seed in (0, 1)
+                      for title in ("BYOL-asym w/s", "MSF w/s")]  # fmt: skip
+    with pytest.raises(ValueError, match="--only: got 'k=3', need one or more of 'BYOL-asym s/s'"):
+        reproduction.run(["cpu"], only=["k=3"])
