@@ -206,12 +206,12 @@ def _compare(
         return _Comparison(UNKNOWN, f"{values}: one seed, which has no interval")
     digits = a.digits
     interval = f"{difference.low:+.{digits}f} to {difference.high:+.{digits}f}"
-    text = f"{values}: difference {difference.mean:+.{digits}f} ({interval})"
+    if a.paper is not None and b.paper is not None:
+        values += f" (the paper has {a.paper:.{digits}f} against {b.paper:.{digits}f})"
+    text = f"{values}, difference {difference.mean:+.{digits}f} ({interval})"
     outcome = decide(difference)
     if outcome == UNKNOWN:
         text += f", effects above {difference.half_width:.{digits}f} could have been seen"
-    if a.paper is not None and b.paper is not None:
-        text += f"; the paper has {a.paper:g} against {b.paper:g}"
     return _Comparison(outcome, text)
 
 
@@ -219,4 +219,4 @@ def _combine(comparisons: Sequence[_Comparison]) -> Verdict:
     """A claim holds, or does not, if all of its columns agree."""
     outcomes = {comparison.outcome for comparison in comparisons}
     outcome = outcomes.pop() if len(outcomes) == 1 else UNKNOWN
-    return Verdict(outcome, ". ".join(comparison.reason for comparison in comparisons))
+    return Verdict(outcome, "; ".join(comparison.reason for comparison in comparisons))
