@@ -18,7 +18,7 @@ from meanshift.runtime.extras import require_report
 
 if TYPE_CHECKING:
     from meanshift.data import Source
-    from meanshift.training.session import Monitor
+    from meanshift.evaluation.knn import KNNMonitor
 
 HELP = "the whole path on shipped images: train, evaluate, draw the report page"
 
@@ -37,7 +37,14 @@ def base_config(argv: Sequence[str]) -> Config:
 def run(args: argparse.Namespace) -> int:
     report = _can_report()
     config = configure(args)
-    train(config, args.out, _make_monitor)
+    monitors: list[KNNMonitor] = []
+
+    def make_monitor(config: Config, train: Source, validation: Source | None) -> KNNMonitor:
+        monitors.append(_make_monitor(config, train, validation))
+        return monitors[-1]
+
+    train(config, args.out, make_monitor)
+    _store_features(monitors[-1], args.out)
     print(f"\nvalidation images, accuracy in %\n{_evaluate(config, args.out, clusters=report)}\n")
     if report:
         print("drawing the report ...")
@@ -55,13 +62,30 @@ def _can_report() -> bool:
     return True
 
 
-def _make_monitor(config: Config, train: Source, validation: Source | None) -> Monitor | None:
+def _make_monitor(config: Config, train: Source, validation: Source | None) -> KNNMonitor:
     if validation is None or not (train.uniform and train.labeled and validation.labeled):
         raise ValueError(
             f"{config.data.source}: the demo needs labeled arrays with validation images; use "
             f"meanshift pretrain for other images"
         )
-    return make_knn_monitor(config, train, validation)
+    monitor = make_knn_monitor(config, train, validation, keep_features=True)
+    assert monitor is not None  # the images have labels
+    return monitor
+
+
+def _store_features(monitor: KNNMonitor, out: Path) -> None:
+    """Write the features of the monitor where the evaluation looks for them."""
+    from meanshift.models.feature_cache import store_features
+
+    for weights, parts in monitor.features.items():
+        for source, features in zip((monitor.train, monitor.validation), parts, strict=True):
+            store_features(
+                features,
+                source,
+                weights=weights,
+                folder=out / "features",
+                image_size=monitor.image_size,
+            )
 
 
 def _evaluate(config: Config, out: Path, *, clusters: bool) -> str:

@@ -104,7 +104,9 @@ def describe_few_epochs(config: Config) -> str:
     )
 
 
-def make_knn_monitor(config: Config, train: Source, validation: Source | None) -> KNNMonitor | None:
+def make_knn_monitor(
+    config: Config, train: Source, validation: Source | None, *, keep_features: bool = False
+) -> KNNMonitor | None:
     """k-NN on the validation images; the training loop itself imports no evaluation."""
     from meanshift.data import describe_splits
     from meanshift.evaluation.knn import KNNMonitor
@@ -117,5 +119,9 @@ def make_knn_monitor(config: Config, train: Source, validation: Source | None) -
         return None
     print_status(f"{train.name}: {counts}; k-NN on the validation {train.kind}s while training")
     return KNNMonitor(
-        train, validation, image_size=config.data.image_size, workers=config.data.workers
+        train,
+        validation,
+        image_size=config.data.image_size,
+        workers=config.data.workers,
+        keep_features=keep_features,
     )

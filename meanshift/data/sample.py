@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from importlib import resources
 
 import numpy as np
@@ -17,6 +18,15 @@ TRAIN = 1000
 
 def read_sample() -> dict[str, ArraySource]:
     """10,000 training images and 2,000 test images, from one sheet of tiles per class."""
+    return {
+        split: ArraySource(pixels, labels, name="sample", classes=classes)
+        for split, (pixels, labels, classes) in _decode().items()
+    }
+
+
+@functools.cache
+def _decode() -> dict[str, tuple[np.ndarray, np.ndarray, list[str]]]:
+    """Pixels, labels and class names of each split; a command often opens the sample again."""
     folder = resources.files("meanshift.data") / "sample"
     sheets = sorted((f for f in folder.iterdir() if f.name.endswith(".jpg")), key=lambda f: f.name)
     classes = [sheet.name.removesuffix(".jpg") for sheet in sheets]
@@ -25,10 +35,10 @@ def read_sample() -> dict[str, ArraySource]:
         with sheet.open("rb") as file:
             tiles.append(split_tiles(np.asarray(Image.open(file).convert("RGB"))))
 
-    def split(part: slice) -> ArraySource:
+    def split(part: slice) -> tuple[np.ndarray, np.ndarray, list[str]]:
         labels = np.repeat(np.arange(len(tiles)), len(tiles[0][part]))
         pixels = np.concatenate([class_tiles[part] for class_tiles in tiles])
-        return ArraySource(pixels, labels, name="sample", classes=classes)
+        return pixels, labels, classes
 
     return {"train": split(slice(0, TRAIN)), "test": split(slice(TRAIN, None))}
 

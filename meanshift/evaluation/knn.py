@@ -15,7 +15,7 @@ from meanshift.data import Source
 from meanshift.evaluation.context import EvaluationContext
 from meanshift.evaluation.result import Result, percent
 from meanshift.models.features import extract_features
-from meanshift.models.weights import RawPixels
+from meanshift.models.weights import RawPixels, fingerprint
 from meanshift.ops.topk import deterministic_neighbors, is_faster_than_faiss, stable_topk
 from meanshift.runtime import distributed, rng
 
@@ -247,15 +247,20 @@ class KNNMonitor:
         image_size: int,
         workers: int = 0,
         max_images: int = MONITOR_IMAGES,
+        keep_features: bool = False,
     ) -> None:
-        self.train = train.subset(rng.choice(0, len(train), max_images, rng.SAMPLE))
-        self.validation = validation.subset(rng.choice(0, len(validation), max_images, rng.SAMPLE))
+        self.train = _sample(train, max_images)
+        self.validation = _sample(validation, max_images)
         self.image_size = image_size
         self.workers = workers
         self.newest: dict[str, Tensor] = {}
         """which validation images the newest weights classified correctly"""
         self.first: dict[str, Tensor] = {}
         """the same for the first weights of this session"""
+        self.keep_features = keep_features
+        self.features: dict[str, tuple[Tensor, Tensor]] = {}
+        """by the fingerprint of the weights, those of the first and of the newest ones: features of
+        the training and of the validation images"""
 
     @property
     def tested(self) -> int:
@@ -264,12 +269,19 @@ class KNNMonitor:
         return int((self.validation.labels >= 0).sum())
 
     def __call__(self, backbone: nn.Module) -> dict[str, float]:
-        self.newest = self.correct(backbone)
+        train, validation = self._extract(backbone)
+        if self.keep_features:
+            first = dict(list(self.features.items())[:1])
+            self.features = first | {fingerprint(backbone): (train, validation)}
+        self.newest = self._classify(train, validation)
         self.first = self.first or self.newest
         return {name: percent(rows) for name, rows in self.newest.items()}
 
     def correct(self, backbone: nn.Module) -> dict[str, Bool[Tensor, " tested"]]:
         """Which validation images the features of a backbone classify correctly, for each k."""
+        return self._classify(*self._extract(backbone))
+
+    def _extract(self, backbone: nn.Module) -> tuple[Tensor, Tensor]:
         device = next(backbone.parameters(), torch.empty(0)).device
         train, validation = (
             extract_features(
@@ -277,6 +289,11 @@ class KNNMonitor:
             )
             for source in (self.train, self.validation)
         )
+        return train, validation
+
+    def _classify(
+        self, train: Float[Tensor, "n features"], validation: Float[Tensor, "m features"]
+    ) -> dict[str, Bool[Tensor, " tested"]]:
         train_labels, validation_labels = self.train.labels, self.validation.labels
         assert train_labels is not None and validation_labels is not None
         ks = default_ks(train_labels)
@@ -290,6 +307,12 @@ class KNNMonitor:
         )
         pixels.center(rows.mean(0))
         return self.correct(pixels)
+
+
+def _sample(source: Source, max_images: int) -> Source:
+    if len(source) <= max_images:
+        return source
+    return source.subset(rng.choice(0, len(source), max_images, rng.SAMPLE))
 
 
 def default_ks(labels: Int[Tensor, " n"]) -> list[int]:

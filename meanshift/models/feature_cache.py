@@ -61,17 +61,7 @@ def cached_features(
         resize = 0
         bicubic = False
     transform: dict[str, Any] = {"image_size": image_size, "resize": resize, "bicubic": bicubic}
-    key = {
-        "format": FORMAT,
-        "weights": weights,
-        "images": source.content_fingerprint(),
-        **transform,
-        "precision": str(precision),
-        "transform": TRANSFORM_VERSION,
-    }
-    if source.sample_spec != SampleSpec():
-        key["samples"] = repr(source.sample_spec)
-    file = _FeatureFile(folder, key)
+    file = _feature_file(source, weights, folder, transform, precision)
     cached = file.open(len(source))
     (missing,) = distributed.all_max(int(cached is None))
     if missing:
@@ -96,6 +86,44 @@ def cached_features(
     if bad:
         warn_unreadable(source, bad, "are left out")
     return features, _indices_without(bad, len(source))
+
+
+def store_features(
+    features: Float[Tensor, "n features"],
+    source: Source,
+    *,
+    weights: str,
+    folder: Path,
+    image_size: int,
+) -> None:
+    """Write features that `extract_features` gave in float32, so that `cached_features` finds them.
+
+    None of the images may be unreadable, as in arrays.
+    """
+    transform = {"image_size": image_size, "resize": 0, "bicubic": False}
+    file = _feature_file(source, weights, folder, transform, torch.float32)
+    batches = (features[indices] for indices in rank_batches(len(source), BATCH_SIZE))
+    file.write(batches, source, {})
+
+
+def _feature_file(
+    source: Source,
+    weights: str,
+    folder: Path,
+    transform: Mapping[str, Any],
+    precision: torch.dtype,
+) -> _FeatureFile:
+    key = {
+        "format": FORMAT,
+        "weights": weights,
+        "images": source.content_fingerprint(),
+        **transform,
+        "precision": str(precision),
+        "transform": TRANSFORM_VERSION,
+    }
+    if source.sample_spec != SampleSpec():
+        key["samples"] = repr(source.sample_spec)
+    return _FeatureFile(folder, key)
 
 
 class _FeatureFile:

@@ -22,6 +22,7 @@ from meanshift.evaluation import knn
 from meanshift.evaluation.knn import KNNMonitor, knn_accuracy, knn_correct, neighbors, vote
 from meanshift.models.encoder import build_backbone
 from meanshift.models.features import extract_features
+from meanshift.models.weights import fingerprint
 from meanshift.ops.image import normalize
 from tests.support.forked import in_processes
 
@@ -360,6 +361,23 @@ def test_the_monitor_evaluates_the_backbone_it_gets():
     centered = [rows - features[0].mean(0) for rows in features]
     pixels = knn_correct(centered[0], train.labels, centered[1], validation.labels)
     assert torch.equal(monitor.raw_pixels()["20-NN"], pixels["20-NN"])
+
+
+def test_the_monitor_keeps_the_features_of_the_first_and_the_newest_weights():
+    train, validation = sample_images("train", 60), sample_images("test", 20)
+    monitor = KNNMonitor(train, validation, image_size=32, keep_features=True)
+    networks = [nn.Sequential(nn.Flatten(), nn.Linear(3072, 4)) for _ in range(3)]
+    for network in networks:
+        monitor(network)
+    monitor.raw_pixels()
+    assert list(monitor.features) == [fingerprint(networks[0]), fingerprint(networks[2])]
+    images = normalize(pixels_of(validation))
+    for network, (rows, tested) in zip(networks[::2], monitor.features.values(), strict=True):
+        assert rows.shape == (len(train), 4)
+        torch.testing.assert_close(tested, network(images))
+    plain = KNNMonitor(train, validation, image_size=32)
+    plain(networks[0])
+    assert not plain.features
 
 
 def test_the_monitor_takes_a_fixed_part_of_a_large_set():

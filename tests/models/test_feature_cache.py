@@ -17,7 +17,7 @@ from meanshift.data import Source, UnreadableSample, open_source
 from meanshift.data.arrays import ArraySource
 from meanshift.data.folder import FolderSource
 from meanshift.models import feature_cache
-from meanshift.models.feature_cache import cached_features
+from meanshift.models.feature_cache import cached_features, store_features
 from meanshift.models.features import extract_features
 from meanshift.models.weights import fingerprint
 from meanshift.runtime import checksum, files
@@ -142,6 +142,21 @@ def test_cached_features_equal_extract_features(network, folder, photos):
         assert rows.shape == (len(source), 6)
         assert torch.equal(rows, extract(network, source))
         assert torch.equal(indices, torch.arange(len(source)))
+
+
+@pytest.mark.parametrize("size", [16, 24])
+def test_stored_features_are_found_and_equal_those_of_an_extraction(network, tmp_path, size):
+    source = arrays()
+    features = extract(network, source, image_size=size)
+    stored, extracted = tmp_path / "stored", tmp_path / "extracted"
+    weights = fingerprint(network)
+    store_features(features, source, weights=weights, folder=stored, image_size=size)
+    rows, _, calls = cache(network, source, stored, image_size=size)
+    assert calls == 0
+    assert torch.equal(rows, features)
+    cache(network, source, extracted, image_size=size)
+    for path in extracted.iterdir():
+        assert path.read_bytes() == (stored / path.name).read_bytes()
 
 
 def test_the_file_is_a_plain_npy_file(network, folder):
