@@ -125,7 +125,8 @@ def run(args: argparse.Namespace) -> int:
     require_report()  # reported now, not after the runs
     jobs = reproduction.jobs
     print(
-        f"{len(jobs)} runs at scale {args.scale} ({experiment.scale.description}), "
+        f"{experiment.config.data.source}: {len(jobs)} runs at scale {args.scale} "
+        f"({experiment.scale.description}), "
         f"{sum(job.trained for job in jobs)} of them trained already: {out}/runs"
         + (f", finished ones also in {archive}" if archive else ""),
         file=sys.stderr,

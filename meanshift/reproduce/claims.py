@@ -90,11 +90,39 @@ Table = Mapping[str, Mapping[str, Measurement]]
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """What one metric says about a claim."""
+
+    metric: str
+    values: str
+    """ours, of both variants"""
+    outcome: Outcome
+    note: str = ""
+    """why it cannot be told"""
+    difference: str = ""
+    """with its interval"""
+    paper: str = ""
+    """the paper's values of both variants"""
+
+    def __str__(self) -> str:
+        text = f"{self.metric} {self.values}".strip()
+        if self.paper:
+            text += f" (the paper has {self.paper})"
+        if self.difference:
+            return f"{text}, difference {self.difference}" + (f", {self.note}" if self.note else "")
+        return f"{text}: {self.note}" if self.note else text
+
+
+@dataclass(frozen=True)
 class Verdict:
     """Whether a claim holds, and the metrics that decided it."""
 
     outcome: Outcome
-    reason: str
+    comparisons: Sequence[Comparison]
+
+    @property
+    def reason(self) -> str:
+        return "; ".join(map(str, self.comparisons))
 
 
 @dataclass(frozen=True)
@@ -104,14 +132,6 @@ class Claim:
     text: str
     decide: Callable[[Table, Sequence[str]], Verdict]
     """called with the table and its columns"""
-
-
-@dataclass(frozen=True)
-class _Comparison:
-    """What one column says about a claim."""
-
-    outcome: Outcome
-    reason: str
 
 
 def higher(text: str, more: str, less: str, *columns: str, across: bool = False) -> Claim:
@@ -125,9 +145,10 @@ def higher(text: str, more: str, less: str, *columns: str, across: bool = False)
         pairs = [columns] if across else [(name, name) for name in columns or all_columns]
         comparisons = []
         for first, second in pairs:
-            a, b = table[more][first], table[less][second]
-            values = f"{first} {a} against {b}" + (f" ({second})" if across else "")
-            comparisons.append(_compare(a, b, values, _sign))
+            suffix = f" ({second})" if across else ""
+            comparisons.append(
+                _compare(first, table[more][first], table[less][second], _sign, suffix)
+            )
         return _combine(comparisons)
 
     return Claim(text, decide)
@@ -144,8 +165,9 @@ def similar(text: str, one: str, other: str, within: float, *columns: str) -> Cl
 
     def decide(table: Table, all_columns: Sequence[str]) -> Verdict:
         names = columns or all_columns
-        rows = [(name, table[one][name], table[other][name]) for name in names]
-        return _combine([_compare(a, b, f"{name} {a} against {b}", outcome) for name, a, b in rows])
+        return _combine(
+            [_compare(name, table[one][name], table[other][name], outcome) for name in names]
+        )
 
     return Claim(text, decide)
 
@@ -155,14 +177,16 @@ def below(text: str, variant: str, column: str, limit: float) -> Claim:
 
     def decide(table: Table, _: Sequence[str]) -> Verdict:
         measurement = table[variant][column]
-        values = f"{column} {measurement}"
+        values = str(measurement)
         if not measurement.values:
-            return Verdict(UNKNOWN, "not measured")
+            return _combine([Comparison(column, "", UNKNOWN, "not measured")])
         if len(measurement.values) == 1:
-            return Verdict(HOLDS if measurement.mean < limit else FAILS, values)
+            return _combine(
+                [Comparison(column, values, HOLDS if measurement.mean < limit else FAILS)]
+            )
         outcome = _sign(Interval.of([limit - value for value in measurement.values]))
-        doubt = f": the interval reaches {limit:g}" if outcome == UNKNOWN else ""
-        return Verdict(outcome, values + doubt)
+        doubt = f"the interval reaches {limit:g}" if outcome == UNKNOWN else ""
+        return _combine([Comparison(column, values, outcome, doubt)])
 
     return Claim(text, decide)
 
@@ -175,11 +199,11 @@ def collapses(text: str, variant: str, column: str = "collapse at epoch") -> Cla
         epochs = [value for value in values if value < math.inf]
         count = f"a collapse was reported in {len(epochs)} of {len(values)} runs"
         if not values:
-            return Verdict(UNKNOWN, "not run")
+            return _combine([Comparison("", "", UNKNOWN, "not run")])
         if len(epochs) == len(values):
             listed = ", ".join(f"{round(epoch, 2):g}" for epoch in epochs)
-            return Verdict(HOLDS, f"{count}, in epoch {listed}")
-        return Verdict(UNKNOWN if epochs else FAILS, count)
+            return _combine([Comparison("", f"{count}, in epoch {listed}", HOLDS)])
+        return _combine([Comparison("", count, UNKNOWN if epochs else FAILS)])
 
     return Claim(text, decide)
 
@@ -196,27 +220,35 @@ def _sign(difference: Interval) -> Outcome:
 
 
 def _compare(
-    a: Measurement, b: Measurement, values: str, decide: Callable[[Interval], Outcome]
-) -> _Comparison:
-    """What the paired difference of two measurements says; `values` describes them."""
+    metric: str,
+    a: Measurement,
+    b: Measurement,
+    decide: Callable[[Interval], Outcome],
+    suffix: str = "",
+) -> Comparison:
+    """What the paired difference of two measurements of a metric says."""
+    values = f"{a} against {b}{suffix}"
     if not a.values or not b.values:
-        return _Comparison(UNKNOWN, f"{values}: not run")
+        return Comparison(metric, values, UNKNOWN, "not run")
+    digits = a.digits
+    paper = ""
+    if a.paper is not None and b.paper is not None:
+        paper = f"{a.paper:.{digits}f} against {b.paper:.{digits}f}"
     difference = paired_interval(a, b)
     if difference is None:
-        return _Comparison(UNKNOWN, f"{values}: one seed, which has no interval")
-    digits = a.digits
+        note = "one seed, which has no interval"
+        return Comparison(metric, values, UNKNOWN, note, paper=paper)
     interval = f"{difference.low:+.{digits}f} to {difference.high:+.{digits}f}"
-    if a.paper is not None and b.paper is not None:
-        values += f" (the paper has {a.paper:.{digits}f} against {b.paper:.{digits}f})"
-    text = f"{values}, difference {difference.mean:+.{digits}f} ({interval})"
     outcome = decide(difference)
+    note = ""
     if outcome == UNKNOWN:
-        text += f", effects above {difference.half_width:.{digits}f} could have been seen"
-    return _Comparison(outcome, text)
+        note = f"effects above {difference.half_width:.{digits}f} could have been seen"
+    return Comparison(
+        metric, values, outcome, note, f"{difference.mean:+.{digits}f} ({interval})", paper
+    )
 
 
-def _combine(comparisons: Sequence[_Comparison]) -> Verdict:
-    """A claim holds, or does not, if all of its columns agree."""
+def _combine(comparisons: Sequence[Comparison]) -> Verdict:
+    """A claim holds, or does not, if all of its metrics agree."""
     outcomes = {comparison.outcome for comparison in comparisons}
-    outcome = outcomes.pop() if len(outcomes) == 1 else UNKNOWN
-    return Verdict(outcome, "; ".join(comparison.reason for comparison in comparisons))
+    return Verdict(outcomes.pop() if len(outcomes) == 1 else UNKNOWN, comparisons)

@@ -166,19 +166,30 @@ class StudyResult:
             row.append(str(max(len(each.values) for each in measurements.values())))
         lines = [f"| {' | '.join(cells)} |" for cells in [head, *rows]]
         lines.insert(1, "| --- |" + " --: |" * (len(head) - 1))
-        claims = [
-            f"- {claim.text}: **{verdict.outcome}** ({verdict.reason})."
-            for claim, verdict in self.verdicts()
-        ]
         parts = [
             f"### {self.study.title}",
             "\n".join(lines),
             f"Not run yet: {', '.join(missing)}." if missing else "",
-            "\n".join(claims),
+            self._claims_table(),
             self.best(),
             label_free.markdown(self.choices(), RANKED_BY),
         ]
         return "\n\n".join(filter(None, parts)) + "\n"
+
+    def _claims_table(self) -> str:
+        """A row for each metric of each claim, with its own outcome."""
+        lines = [
+            "| claim | metric | ours | difference (95% interval) | the paper's | |",
+            "| --- | --- | --- | --- | --- | --- |",
+        ]
+        for claim, verdict in self.verdicts():
+            title = f"{claim.text}: **{verdict.outcome}**"
+            for each in verdict.comparisons:
+                outcome = f"{each.outcome}: {each.note}" if each.note else each.outcome
+                cells = [title, each.metric, each.values, each.difference, each.paper, outcome]
+                lines.append(f"| {' | '.join(cells)} |")
+                title = ""
+        return "\n".join(lines) if self.study.claims else ""
 
     def csv(self) -> str:
         """A row per measurement, with a column for the metric of each run."""
