@@ -61,6 +61,7 @@ class MeanShift(MomentumTarget):
         symmetric: bool = False,
         whiten: bool = False,
         neighbor_weight: float = 0.0,
+        neighbor_fraction: float = 1.0,
         variance: float = 0.0,
         covariance: float = 0.0,
         sharded: bool = False,
@@ -78,6 +79,7 @@ class MeanShift(MomentumTarget):
         self.predictor = mlp(dim, hidden or 8 * dim, dim)  # 512-4096-512 in the paper
         self.whiten = Whitening(dim) if whiten else nn.Identity()
         self.neighbor_weight = neighbor_weight
+        self.neighbor_fraction = neighbor_fraction
         self.decorrelation = Decorrelation(variance, covariance)  # does nothing in the paper
         self.bank = build_bank(k, bank_size, dim, dtype=bank_dtype, seed=seed, sharded=sharded)
 
@@ -146,7 +148,8 @@ class MeanShift(MomentumTarget):
     ) -> StepOutput:
         z, near_ids, near_labels = near
         # Squared distances of unit vectors are linear in z: the mean neighbor serves for all k.
-        loss = (2 - 2 * (v * mean_neighbor(z, self.neighbor_weight)).sum(1)).mean()
+        mean = mean_neighbor(z, self.neighbor_weight, self.neighbor_fraction)
+        loss = (2 - 2 * (v * mean).sum(1)).mean()
         metrics: Metrics = {"agreement": (agreement(v, z[:, 0], self.whiten), len(u))}
         metrics |= neighbor_metrics(near_ids, near_labels, ids, labels)
         return StepOutput(loss, u, metrics)
@@ -174,7 +177,8 @@ class MeanShift(MomentumTarget):
         encoder = context.encoder(dim=settings.dim, hidden=settings.hidden)
         names = ["k", "momentum", "symmetric", "whiten", "variance", "covariance"]
         if settings.k > 1:
-            names += ["bank_size", "same_image", "search_filled_only", "neighbor_weight"]
+            names += ["bank_size", "same_image", "search_filled_only"]
+            names += ["neighbor_weight", "neighbor_fraction"]
         kwargs = {name: getattr(settings, name) for name in names}
         if settings.k > 1:
             kwargs["bank_dtype"] = getattr(torch, settings.bank_dtype)

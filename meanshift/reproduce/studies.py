@@ -180,6 +180,25 @@ def equal_weights(_: Sequence[int]) -> Study:
     )
 
 
+def nearest(_: Sequence[int]) -> Study:
+    """Not in the paper: only the most similar neighbors count (docs/results.md has the reason)."""
+    equal = _views("w/s") | {"method.k": 5, "method.neighbor_weight": 0.0}
+    quarter = "k=5, equal weights, nearest quarter"
+    return Study(
+        "Beyond the paper: only the nearest quarter of all neighbors counts",
+        [
+            Variant("k=1", _byol("w/s")),
+            Variant("k=5, equal weights", equal),
+            Variant(quarter, equal | {"method.neighbor_fraction": 0.25}),
+        ],
+        _ALL,
+        [
+            higher("The nearest quarter is better than all", quarter, "k=5, equal weights"),
+            higher("The nearest quarter is better than none", quarter, "k=1"),
+        ],
+    )
+
+
 def bank(sizes: Sequence[int]) -> Study:
     paper = {128_000: (62.0, 65.2), 1_024_000: (62.0, 64.9)}
     titles = [f"{size:,} rows" for size in sizes]
@@ -338,7 +357,7 @@ def cost(sizes: Sequence[int]) -> Study:
 STUDIES: dict[str, Callable[[Sequence[int]], Study]] = {
     make.__name__.replace("_", "-"): make
     for make in (
-        *(main, baseline, k, equal_weights, bank, augmentation, same_view, purity, cost),
+        *(main, baseline, k, equal_weights, nearest, bank, augmentation, same_view, purity, cost),
         *(few_labels, beyond),
     )
 }

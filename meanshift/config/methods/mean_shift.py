@@ -83,6 +83,9 @@ class MSF(Asymmetric):
     neighbor_weight: float = 0.0
     """weight of the k-1 neighbors together, the target itself has the rest; 0: all k count equally,
     as in the paper"""
+    neighbor_fraction: float = 1.0
+    """fraction of the neighbors of a batch that count, those most similar to their target; it
+    replaces the others"""
     bank_size: int = 128_000
     """past target embeddings in the memory bank"""
     bank_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -103,6 +106,12 @@ class MSF(Asymmetric):
             "method.neighbor_weight",
             self.neighbor_weight,
             "between 0 and 1",
+        )
+        need(
+            0 < self.neighbor_fraction <= 1,
+            "method.neighbor_fraction",
+            self.neighbor_fraction,
+            "above 0 and up to 1",
         )
         need(
             self.k == 1 or self.k <= self.bank_size,
