@@ -89,11 +89,16 @@ def by_epoch(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def restore(archive: Path, out: Path) -> list[Path]:
-    """Make a run directory in `out/runs` for each file; a directory that exists is left alone."""
+    """Make a run directory in `out/runs` for each file.
+
+    A run that was trained there is left alone; one that was restored is written again, since its
+    file may have further results by now.
+    """
     restored = []
     for path in sorted(archive.glob("*.json")):
         folder = out / "runs" / path.stem
-        if (folder / "config.json").exists():
+        is_restored = (folder / ARCHIVED).exists() and not (folder / "checkpoints").exists()
+        if (folder / "config.json").exists() and not is_restored:
             continue
         try:
             content = json.loads(path.read_text())

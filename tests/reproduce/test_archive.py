@@ -86,6 +86,18 @@ def test_an_unfinished_run_is_not_archived(job, tmp_path):
     assert archive.store(job, tmp_path / "archive") is None
 
 
+def test_a_restored_run_gets_results_that_were_added_later(job, tmp_path):
+    archive.store(job, tmp_path / "archive")
+    (folder,) = archive.restore(tmp_path / "archive", tmp_path / "other")
+    result = json.loads((job.folder / "results" / "knn-test.json").read_text())
+    (job.folder / "results" / "linear-test.json").write_text(json.dumps(result))
+    archive.store(job, tmp_path / "archive")
+    archive.restore(tmp_path / "archive", tmp_path / "other")
+    assert set(Run(folder).results) == {"knn-test", "linear-test"}
+    (folder / "checkpoints").mkdir()  # it is trained again
+    assert archive.restore(tmp_path / "archive", tmp_path / "other") == []
+
+
 def test_a_restored_run_that_lacks_a_result_is_trained_again(job, tmp_path):
     archive.store(job, tmp_path / "archive")
     (folder,) = archive.restore(tmp_path / "archive", tmp_path / "other")
