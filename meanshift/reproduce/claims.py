@@ -19,6 +19,7 @@ FAILS: Outcome = "does not hold"
 UNKNOWN: Outcome = "cannot be told"
 
 CONFIDENCE = 0.95
+NOT_RUN = "not run"
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,7 @@ def collapses(text: str, variant: str, column: str = "collapse at epoch") -> Cla
         epochs = [value for value in values if value < math.inf]
         count = f"a collapse was reported in {len(epochs)} of {len(values)} runs"
         if not values:
-            return _combine([Comparison("", "", UNKNOWN, "not run")])
+            return _combine([Comparison("", "", UNKNOWN, NOT_RUN)])
         if len(epochs) == len(values):
             listed = ", ".join(f"{round(epoch, 2):g}" for epoch in epochs)
             return _combine([Comparison("", f"{count}, in epoch {listed}", HOLDS)])
@@ -229,7 +230,7 @@ def _compare(
     """What the paired difference of two measurements of a metric says."""
     values = f"{a} against {b}{suffix}"
     if not a.values or not b.values:
-        return Comparison(metric, values, UNKNOWN, "not run")
+        return Comparison(metric, values, UNKNOWN, NOT_RUN)
     digits = a.digits
     paper = ""
     if a.paper is not None and b.paper is not None:

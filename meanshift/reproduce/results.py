@@ -10,7 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from meanshift.reproduce import label_free
-from meanshift.reproduce.claims import Claim, Measurement, Table, Verdict, paired_interval
+from meanshift.reproduce.claims import (
+    NOT_RUN,
+    Claim,
+    Measurement,
+    Table,
+    Verdict,
+    paired_interval,
+)
 from meanshift.reproduce.jobs import Job
 from meanshift.reproduce.studies import Study
 
@@ -177,19 +184,27 @@ class StudyResult:
         return "\n\n".join(filter(None, parts)) + "\n"
 
     def _claims_table(self) -> str:
-        """A row for each metric of each claim, with its own outcome."""
+        """A row for each metric of each claim, with its own outcome.
+
+        Claims whose variants were not run are left out.
+        """
         lines = [
             "| claim | metric | ours | difference (95% interval) | the paper's | |",
             "| --- | --- | --- | --- | --- | --- |",
         ]
-        for claim, verdict in self.verdicts():
+        decided = [
+            (claim, verdict)
+            for claim, verdict in self.verdicts()
+            if any(each.note != NOT_RUN for each in verdict.comparisons)
+        ]
+        for claim, verdict in decided:
             title = f"{claim.text}: **{verdict.outcome}**"
             for each in verdict.comparisons:
                 outcome = f"{each.outcome}: {each.note}" if each.note else each.outcome
                 cells = [title, each.metric, each.values, each.difference, each.paper, outcome]
                 lines.append(f"| {' | '.join(cells)} |")
                 title = ""
-        return "\n".join(lines) if self.study.claims else ""
+        return "\n".join(lines) if decided else ""
 
     def csv(self) -> str:
         """A row per measurement, with a column for the metric of each run."""
