@@ -30,8 +30,13 @@ def store(job: Job, archive: Path) -> Path | None:
     A file that is there already is replaced, since a study may have added results.
     """
     run = job.run
-    if run is None or not job.trained or job.archived or any(job.commands()):
+    if run is None or not job.trained or any(job.commands()):
         return None
+    path = archive / f"{job.folder.name}.json"
+    if job.archived and path.is_file():
+        stored = json.loads(path.read_text())
+        if stored["results"].keys() >= run.results.keys():  # nothing was added here
+            return None
     environment = run.environment
     machine = environment.get("machine", {})
     content = {
@@ -53,7 +58,6 @@ def store(job: Job, archive: Path) -> Path | None:
         },
     }
     archive.mkdir(parents=True, exist_ok=True)
-    path = archive / f"{job.folder.name}.json"
     write_text(path, json.dumps(content, indent=1) + "\n")
     return path
 

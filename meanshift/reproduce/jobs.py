@@ -65,18 +65,28 @@ class Job:
         return last, int(run.environment["steps"])
 
     @property
-    def trained(self) -> bool:
+    def finished(self) -> bool:
+        """Whether the run was trained to its end, here or where it was stored."""
         done, total = self.steps
-        complete = total > 0 and done == total
-        return complete and (self._last_checkpoint.is_file() or self.archived)
+        return 0 < total == done and (self._last_checkpoint.is_file() or self._restored)
+
+    @property
+    def trained(self) -> bool:
+        """Whether the run need not be trained: it is finished, and has its weights or results."""
+        return self.finished and (self._last_checkpoint.is_file() or self.archived)
 
     @property
     def archived(self) -> bool:
-        """Whether the run has all results but no weights; if a result is missing, it is trained."""
-        marked = (self.folder / ARCHIVED).is_file() and not self._last_checkpoint.is_file()
-        return marked and all(
-            self.result(protocol, weights) is not None for weights, protocol in self.evaluations
+        """Whether the run has no weights, but all results that need them."""
+        return self._restored and all(
+            self.result(protocol) is not None
+            for weights, protocol in self.evaluations
+            if not weights  # others, such as random ones, need only its settings
         )
+
+    @property
+    def _restored(self) -> bool:
+        return (self.folder / ARCHIVED).is_file() and not self._last_checkpoint.is_file()
 
     @property
     def _last_checkpoint(self) -> Path:

@@ -249,7 +249,7 @@ class Reproduction:
             variant.title: [
                 job.run
                 for job in self._jobs_by_row.get((result.name, variant.title), [])
-                if job.run is not None and job.trained
+                if job.run is not None and job.finished
             ]
             for variant in result.study.variants
             if not variant.weights

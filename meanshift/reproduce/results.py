@@ -48,7 +48,7 @@ def protocols(columns: Sequence[str]) -> list[str]:
 def metric_of(job: Job, column: str, weights: str = "") -> float | None:
     """A metric of a run; None if the run is not finished, or if `weights` do not have it."""
     run = job.run
-    if run is None or not job.trained:
+    if run is None or not job.finished:
         return None
     if column in _EVALUATED:
         protocol, name = _EVALUATED[column]
@@ -70,7 +70,7 @@ def metric_of(job: Job, column: str, weights: str = "") -> float | None:
 
 def validation_metric(job: Job) -> float | None:
     """The metric of the validation images at the end of training."""
-    if job.run is None or not job.trained:
+    if job.run is None or not job.finished:
         return None
     records = job.run.records("monitor")
     return records[-1].get(RANKED_BY) if records else None

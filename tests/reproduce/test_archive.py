@@ -7,6 +7,7 @@ import pytest
 from meanshift.config.recipes import recipe
 from meanshift.reproduce import archive
 from meanshift.reproduce.jobs import Job
+from meanshift.reproduce.results import metric_of
 from meanshift.viz.run_reader import Run
 
 
@@ -105,6 +106,27 @@ def test_a_restored_run_that_lacks_a_result_is_trained_again(job, tmp_path):
     again.evaluations["", "linear"] = ("--cached",)
     assert not again.archived and not again.trained
     assert [words[0] for words in again.commands()] == ["pretrain", "evaluate"]
+    assert again.finished and metric_of(again, "20-NN") == pytest.approx(41.2346)
+
+
+def test_random_weights_of_a_restored_run_are_evaluated_and_stored(job, tmp_path):
+    path = archive.store(job, tmp_path / "archive")
+    before = path.read_text()
+    (folder,) = archive.restore(tmp_path / "archive", tmp_path / "other")
+    again = restored_job(job, folder)
+    assert archive.store(again, tmp_path / "archive") is None
+    again.evaluations["random", "knn"] = ()
+    assert again.archived and again.trained
+    assert [words[:2] for words in again.commands()] == [["evaluate", "knn"]]
+    result = json.loads((folder / "results" / "knn-test.json").read_text())
+    result["metrics"]["20-NN"] = 12.0
+    (folder / "results" / "knn-random-test.json").write_text(json.dumps(result))
+    again = restored_job(again, folder)
+    assert metric_of(again, "20-NN", "random") == 12.0
+    archive.store(again, tmp_path / "archive")
+    stored, old = json.loads(path.read_text()), json.loads(before)
+    assert stored["results"].pop("knn-random-test")["metrics"]["20-NN"] == 12.0
+    assert stored == old
 
 
 def test_a_run_that_is_there_is_not_replaced(job, tmp_path):
