@@ -92,14 +92,14 @@ Table = Mapping[str, Mapping[str, Measurement]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What one metric says about a claim."""
+    """The outcome of a claim for one metric."""
 
     metric: str
     values: str
     """ours, of both variants"""
     outcome: Outcome
     note: str = ""
-    """why it cannot be told"""
+    """the reason, if there is no outcome"""
     difference: str = ""
     """with its interval"""
     paper: str = ""
@@ -227,7 +227,7 @@ def _compare(
     decide: Callable[[Interval], Outcome],
     suffix: str = "",
 ) -> Comparison:
-    """What the paired difference of two measurements of a metric says."""
+    """The outcome for one metric, from the paired difference of two measurements."""
     values = f"{a} against {b}{suffix}"
     if not a.values or not b.values:
         return Comparison(metric, values, UNKNOWN, NOT_RUN)

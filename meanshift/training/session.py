@@ -286,10 +286,7 @@ def _prepare(
     method = build_method(config, source, start if has_start_file(config) else None)
     _check_views(config, method, transform)
     precision = _pick_precision(train.precision, device, method, transform)
-    method = method.to(device).train()
-    if train.batch_norm == "sync":
-        convert_sync_batch_norm(method, device)
-    method.to(memory_format=memory_format(method))
+    method = _move_to_device(method, device, sync_batch_norm=train.batch_norm == "sync")
     schedule = Schedule(config, loader.steps_per_epoch(source, train.batch_size))
     state = TrainState(
         method=method,
@@ -313,6 +310,14 @@ def _prepare(
         console=Console(schedule, train.batch_size, kind=source.kind, shown=run_directory.writes),
         trackers=Trackers(config, run_directory),
     )
+
+
+def _move_to_device(method: Method, device: torch.device, *, sync_batch_norm: bool) -> Method:
+    """The method in training mode on its device, in the memory format that is fastest for it."""
+    method = method.to(device).train()
+    if sync_batch_norm:
+        convert_sync_batch_norm(method, device)
+    return method.to(memory_format=memory_format(method))
 
 
 def _check_views(config: Config, method: Method, transform: MultiViewTransform) -> None:

@@ -23,11 +23,11 @@ def test_mean_neighbor_matches_a_loop(k: int) -> None:
 def test_the_target_replaces_all_but_the_most_similar_neighbors(weight, fraction) -> None:
     z = torch.nn.functional.normalize(torch.randn(10, 5, 8, generator=torch.Generator()), dim=2)
     pairs = [(float(z[i, 0] @ z[i, j]), i, j) for i in range(10) for j in range(1, 5)]
-    kept = {(i, j) for _, i, j in sorted(pairs, reverse=True)[: round(fraction * 40)]}
+    counted = {(i, j) for _, i, j in sorted(pairs, reverse=True)[: round(fraction * 40)]}
     replaced = z.clone()
     for i in range(10):
         for j in range(1, 5):
-            if (i, j) not in kept:
+            if (i, j) not in counted:
                 replaced[i, j] = z[i, 0]
     expected = mean_neighbor(replaced, weight)
     torch.testing.assert_close(mean_neighbor(z, weight, fraction), expected)

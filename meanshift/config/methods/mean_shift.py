@@ -84,7 +84,7 @@ class MSF(Asymmetric):
     """weight of the k-1 neighbors together, the target itself has the rest; 0: all k count equally,
     as in the paper"""
     neighbor_fraction: float = 1.0
-    """fraction of the neighbors of a batch that count, those most similar to their target; it
+    """fraction of all neighbors in a batch that count, the most similar ones; the target itself
     replaces the others"""
     bank_size: int = 128_000
     """past target embeddings in the memory bank"""
