@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import shlex
 from collections.abc import Callable
@@ -336,6 +337,7 @@ def describe(name: str) -> str:
     return inspect.cleandoc(RECIPES[name].__doc__ or "")
 
 
+@functools.lru_cache(maxsize=64)  # a report asks several times for one configuration
 def nearest_recipe(config: Config) -> str:
     """The recipe that differs least from a configuration."""
 

@@ -92,7 +92,7 @@ class ArraySource(Source):
             return hashlib.sha256(content.encode()).hexdigest()[:16]
         digest = hashlib.blake2b(super().fingerprint().encode() + repr(self.pixels.shape).encode())
         for start in range(0, len(self), 4096):
-            digest.update(self.pixels[start : start + 4096].tobytes())
+            digest.update(np.ascontiguousarray(self.pixels[start : start + 4096]).data)
         return digest.hexdigest()[:16]
 
     def fingerprint(self) -> str:

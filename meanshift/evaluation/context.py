@@ -36,6 +36,10 @@ from meanshift.models.weights import (
 )
 from meanshift.runtime import rng
 from meanshift.runtime.device import pick_device, pick_precision
+from meanshift.transforms.eval import needs_no_resize
+
+PIXEL_ROWS = 20_000
+"""raw pixels of more images are written to a file, as features are (12 KB each)"""
 
 SHARED_FRACTION = 0.9
 """subsets that cover this fraction of their source share one extraction of the whole source"""
@@ -121,6 +125,14 @@ class EncoderContext:
 
     def features(self, source: Source, *, resize: int = 0, bicubic: bool = False) -> FeatureSet:
         """The features of a source, extracted once, without the images that cannot be read."""
+        if self._reads_pixels(source, resize or self.resize):
+            pixels = extract_features(
+                self.backbone,
+                self.adapted(source),
+                image_size=self.image_size,
+                device=self.device,
+            )
+            return FeatureSet(source, pixels)
         features, readable = cached_features(
             self.backbone,
             self.adapted(source),
@@ -136,6 +148,15 @@ class EncoderContext:
         if len(readable) < len(source):
             source = source.subset(readable)
         return FeatureSet(source, features)
+
+    def _reads_pixels(self, source: Source, resize: int) -> bool:
+        """Whether the features are pixels of an array in memory: a file would only copy them."""
+        return (
+            isinstance(self.backbone, RawPixels)
+            and source.kind == "image"
+            and len(source) <= PIXEL_ROWS
+            and needs_no_resize(source, self.image_size, resize)
+        )
 
     def adapted(self, source: Source) -> Source:
         """The source with its samples as the backbone takes them."""

@@ -284,6 +284,7 @@ class _Layers:
             "optimizer": self.optimizer.state_dict(),
             **asdict(self.curves),
         }
+        path.parent.mkdir(parents=True, exist_ok=True)  # pixels in memory have no features there
         checkpoint.write(path, state)
 
     def load(self, path: Path) -> int:

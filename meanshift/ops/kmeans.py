@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 
 import torch
 from jaxtyping import Float, Int
@@ -32,12 +33,13 @@ def kmeans(
         raise ValueError(
             f"k-means: got {clusters} clusters for {len(features)} images, need 1 to as many"
         )
+    device = device or features.device
+    unit_chunks = _unit_chunks(features, chunk, device)
     best: tuple[Tensor, float] | None = None
     for restart in range(restarts):
         start_seed = rng.derive_seed(seed, restart, rng.SAMPLE)
-        centers = kmeans_plusplus(features, clusters, seed=start_seed)
-        centers = centers.to(device or features.device)
-        assignment, distances = _lloyd(features, centers, iterations, chunk)
+        centers = kmeans_plusplus(features, clusters, seed=start_seed).to(device)
+        assignment, distances = _lloyd(features, unit_chunks, centers, iterations)
         mean_distance = float(distances.double().mean())
         if best is None or mean_distance < best[1]:
             best = assignment.cpu(), mean_distance
@@ -66,13 +68,13 @@ def spherical_kmeans(
     start = rng.choice(seed, len(features), clusters, rng.SAMPLE).to(features.device)
     centers = F.normalize(features[start], dim=1)
     first, last = distributed.shard_range(len(features))
-    own = features[first:last]
+    own_chunks = _unit_chunks(features[first:last], chunk, features.device)
     for _ in range(iterations):
-        _, _, sums, sizes = _assign(own, centers, chunk)
+        _, _, sums, sizes = _assign(own_chunks(), centers)
         sums = distributed.all_sum(sums)
         filled = distributed.all_sum(sizes) > 0
         centers = F.normalize(torch.where(filled[:, None], sums, centers), dim=1)
-    assignment = _assign(own, centers, chunk)[0]
+    assignment = _assign(own_chunks(), centers)[0]
     return distributed.all_gather_rows(assignment), centers
 
 
@@ -102,13 +104,26 @@ def kmeans_plusplus(
     return rows[chosen]
 
 
+def _unit_chunks(
+    features: Tensor, chunk: int, device: torch.device
+) -> Callable[[], Iterable[Tensor]]:
+    """A function that gives the L2-normalized rows in chunks; one chunk is normalized only once."""
+    if len(features) <= chunk:
+        only = [F.normalize(features.to(device), dim=1)]
+        return lambda: only
+    return lambda: (F.normalize(rows.to(device), dim=1) for rows in features.split(chunk))
+
+
 def _lloyd(
-    features: Tensor, centers: Tensor, iterations: int, chunk: int
+    features: Tensor,
+    unit_chunks: Callable[[], Iterable[Tensor]],
+    centers: Tensor,
+    iterations: int,
 ) -> tuple[Int[Tensor, " n"], Float[Tensor, " n"]]:
     """Iterate until no assignment changes: (cluster of each row, its squared distance)."""
     previous = None
     for iteration in range(iterations + 1):
-        assignment, distances, sums, sizes = _assign(features, centers, chunk)
+        assignment, distances, sums, sizes = _assign(unit_chunks(), centers)
         converged = previous is not None and torch.equal(assignment, previous)
         if iteration == iterations or converged:
             break
@@ -122,17 +137,16 @@ def _lloyd(
 
 
 def _assign(
-    features: Tensor, centers: Tensor, chunk: int
+    unit_chunks: Iterable[Tensor], centers: Tensor
 ) -> tuple[Int[Tensor, " n"], Float[Tensor, " n"], Tensor, Tensor]:
-    """Assign rows to their nearest centers: (cluster, squared distance, cluster sums, sizes)."""
+    """Assign unit rows to their nearest centers: (cluster, squared distance, sums, sizes)."""
     clusters = len(centers)
     device = centers.device
     sums = torch.zeros_like(centers)
     sizes = centers.new_zeros(clusters)
     assignments = []
     distances = []
-    for rows in features.split(chunk):
-        rows = F.normalize(rows.to(device), dim=1)
+    for rows in unit_chunks:
         # |row - center|² is 1 - 2 (row·center - |center|² / 2)
         scores = torch.addmm(-0.5 * centers.square().sum(1), rows, centers.T)
         best_scores, nearest = scores.max(1)

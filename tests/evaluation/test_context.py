@@ -190,11 +190,23 @@ def test_parts_are_rows_of_their_origin_without_the_unreadable(tmp_path, make_im
 
 def test_a_small_part_of_a_large_source_is_extracted_alone(tmp_path):
     source = ArraySource(np.zeros((100, 32, 32, 3), np.uint8), np.arange(100) % 2, name="large")
-    context = EncoderContext(load_weights("pixels"), output_dir=tmp_path)
+    context = EncoderContext(make_weights(tmp_path), output_dir=tmp_path)
     subsets = [source.subset(torch.arange(5)), source.subset(torch.arange(5, 9))]
     context.features_of_parts(*subsets)
     sizes = [len(np.load(file)) for file in (tmp_path / "features").glob("*.npy")]
     assert sorted(sizes) == [4, 5]
+
+
+def test_the_pixels_of_a_small_array_are_not_copied_to_a_file(tmp_path, monkeypatch):
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 32, 32, 3), np.uint8)
+    source = ArraySource(pixels, np.arange(9) % 2, name="small")
+    context = EncoderContext(load_weights("pixels"), output_dir=tmp_path)
+    in_memory = context.features(source).features
+    assert not (tmp_path / "features").exists()
+    monkeypatch.setattr("meanshift.evaluation.context.PIXEL_ROWS", 8)
+    mapped = context.features(source).features
+    assert len(list((tmp_path / "features").glob("*.npy"))) == 1
+    assert torch.equal(in_memory, mapped)
 
 
 # The card

@@ -233,7 +233,10 @@ def test_features_are_shared_with_the_other_protocols(run, colors, call):
     assert {file: file.stat().st_mtime_ns for file in (run / "features").glob("*.npy")} == files
 
 
-def test_bicubic_is_another_file_of_features_unless_nothing_is_resized(tmp_path, make_images):
+def test_bicubic_is_another_file_of_features_unless_nothing_is_resized(
+    tmp_path, make_images, monkeypatch
+):
+    monkeypatch.setattr("meanshift.evaluation.context.PIXEL_ROWS", 0)  # pixels are in files too
     context = EncoderContext(load_weights("pixels"), output_dir=tmp_path / "out", image_size=32)
     as_is = ArraySource(np.zeros((4, 32, 32, 3), np.uint8), np.zeros(4, np.int64), name="as is")
     for options in ({}, {"resize": 32, "bicubic": True}):
