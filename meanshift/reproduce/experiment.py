@@ -145,7 +145,9 @@ class Experiment:
         if not isinstance(config.method, MSF):
             if not self.scale.own_optimizers:
                 config = replace(config, optim=self.config.optim)
-            cost = 1.0 if self.equal_epochs else config.method.relative_cost
+            costs = self.scale.relative_costs
+            cost = costs.get(config.method.name, config.method.relative_cost)
+            cost = 1.0 if self.equal_epochs else cost
             epochs = max(1, round(config.train.epochs / cost))
             return replace(config, train=replace(config.train, epochs=epochs))
         if config.method.k > 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from meanshift.reproduce.claims import Measurement, Table
@@ -29,6 +29,8 @@ class Choice:
     seeds: int
     regret: float
     """accuracy of the best variant minus that of the chosen one, mean over seeds"""
+    chance: float
+    """the same for a random choice: the mean over variants and seeds"""
     correlation: float
     """Spearman's, of the measure and the accuracy over variants, of their means over seeds; nan if
     one of them is the same for all variants"""
@@ -45,6 +47,10 @@ def choices(measured: Table, accuracy: Mapping[str, Measurement]) -> list[Choice
     if len(titles) < 3 or not seeds:
         return []
     accuracies = {title: accuracy[title].by_seed for title in titles}
+    best = {seed: max(accuracies[title][seed] for title in titles) for seed in seeds}
+    chance = statistics.fmean(
+        best[seed] - accuracies[title][seed] for title in titles for seed in seeds
+    )
     found = []
     for measure in MEASURES:
         values = {title: measured[title][measure].by_seed for title in titles}
@@ -56,8 +62,7 @@ def choices(measured: Table, accuracy: Mapping[str, Measurement]) -> list[Choice
         regrets = []
         for seed in seeds:
             chosen = max(titles, key=lambda title: values[title][seed])
-            best = max(accuracies[title][seed] for title in titles)
-            regrets.append(best - accuracies[chosen][seed])
+            regrets.append(best[seed] - accuracies[chosen][seed])
             right += regrets[-1] == 0
         constant = len(set(means.values())) == 1 or len(set(true_means)) == 1
         correlation = math.nan
@@ -65,8 +70,21 @@ def choices(measured: Table, accuracy: Mapping[str, Measurement]) -> list[Choice
             correlation = float(stats.spearmanr(list(means.values()), true_means).statistic)
         chosen = max(means, key=lambda title: means[title])
         regret = statistics.fmean(regrets)
-        found.append(Choice(measure, chosen, right, len(seeds), regret, correlation))
+        found.append(Choice(measure, chosen, right, len(seeds), regret, chance, correlation))
     return found
+
+
+def total(found: Sequence[Choice]) -> dict[str, tuple[int, int, float, float]]:
+    """By measure, over the seeds of several studies: right, seeds, regret, regret by chance."""
+    totals = {}
+    for measure in MEASURES:
+        own = [each for each in found if each.measure == measure]
+        seeds = sum(each.seeds for each in own)
+        if seeds:
+            regret = sum(each.seeds * each.regret for each in own) / seeds
+            chance = sum(each.seeds * each.chance for each in own) / seeds
+            totals[measure] = (sum(each.right for each in own), seeds, regret, chance)
+    return totals
 
 
 def sentence(measured: Table) -> str:
@@ -90,11 +108,13 @@ def markdown(found: list[Choice], metric: str) -> str:
     if not found:
         return ""
     lines = [
-        f"| chosen without labels by | choice | right in | {metric} lost | rank correlation |",
-        "| --- | --- | --: | --: | --: |",
+        f"| chosen without labels by | choice | right in | {metric} lost | by chance | rank "
+        f"correlation |",
+        "| --- | --- | --: | --: | --: | --: |",
     ]
     lines += [
         f"| {each.measure} | {each.variant} | {each.right} of {each.seeds} | {each.regret:.1f} | "
+        f"{each.chance:.1f} | "
         f"{'–' if math.isnan(each.correlation) else f'{each.correlation:+.2f}'} |"
         for each in found
     ]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meanshift.config.recipes import command_for
+from meanshift.reproduce.claims import Measurement
 from meanshift.reproduce.jobs import Job
 from meanshift.reproduce.results import RANKED_BY, StudyResult
 from meanshift.runtime.files import write_text
@@ -78,20 +79,21 @@ def _summary(reproduction: Reproduction) -> str:
 def _study(
     reproduction: Reproduction, result: StudyResult, plots: Sequence[Plot]
 ) -> dict[str, Any]:
-    validation = result.validation
+    further = result.further_columns()
     return {
         "name": result.name,
         "title": result.study.title,
-        "columns": result.study.columns,
+        "columns": [*result.study.columns, *further],
         "rows": [
             {
                 "title": title,
-                "measurements": list(row.values()),
-                "validation": validation.get(title, ""),
+                "measurements": [
+                    *row.values(),
+                    *(each.get(title, Measurement()) for each in further.values()),
+                ],
             }
             for title, row in result.table.items()
         ],
-        "has_validation": bool(validation),
         "verdicts": result.verdicts(),
         "best": result.best(),
         "has_paper": any(variant.paper for variant in result.study.variants),

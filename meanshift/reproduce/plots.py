@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -56,11 +57,16 @@ def draw_cpu_time(runs: Mapping[str, Sequence[Run]]) -> Drawing | None:
     figure = style.figure(8.2, 1.6 + 0.24 * max(12, len(curves)))
     axes = figure.subplots()
     ranked = sorted(curves, key=lambda title: -curves[title][-1][1])
-    for place, title in enumerate(ranked):
-        color = style.COLORS[place % len(style.COLORS)]
-        dashes = ("-", "--", ":")[place // len(style.COLORS) % 3]
+    learned = [title for title in ranked if runs[title][0].config.method.name != "supervised"]
+    styles = itertools.cycle(itertools.product(("-", "--", ":"), style.COLORS))
+    style_of = dict(zip(learned, styles, strict=False))
+    for title in ranked:
+        dashes, color = style_of.get(title, (":", style.QUIET))
+        width = 2.2 if title.startswith("MSF") else 1.3
         label = f"{curves[title][-1][1]:.1f}  {title}"
-        axes.plot(*zip(*curves[title], strict=True), dashes, color=color, label=label, marker=".")
+        points = list(zip(*curves[title], strict=True))
+        axes.plot(*points, dashes, color=color, label=label, marker=".", linewidth=width)
+    axes.set_ylim(*_limits([curves[title] for title in learned or ranked]))
     axes.set_xlabel("CPU minutes of the training steps, one thread")
     axes.set_title(f"{RANKED_BY} on the validation images, %")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
@@ -72,8 +78,16 @@ def draw_cpu_time(runs: Mapping[str, Sequence[Run]]) -> Drawing | None:
         figure,
         "Accuracy by CPU time",
         f"{RANKED_BY} on the validation images by the CPU time of the training steps of one "
-        f"process, without evaluations; means over seeds, the best at the end first. {ends}.",
+        f"process, without evaluations; means over seeds, the best at the end first. The axis "
+        f"shows where methods without labels begin and end. {ends}.",
     )
+
+
+def _limits(curves: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, float]:
+    """The range of the first and last accuracies, with a margin: one dip does not flatten all."""
+    ends = [curve[place][1] for curve in curves for place in (0, -1)]
+    margin = max(0.5, 0.06 * (max(ends) - min(ends)))
+    return min(ends) - margin, max(ends) + margin
 
 
 def _mean_curve(runs: Sequence[Run]) -> list[tuple[float, float]]:

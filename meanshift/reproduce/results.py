@@ -76,6 +76,14 @@ def validation_metric(job: Job) -> float | None:
     return records[-1].get(RANKED_BY) if records else None
 
 
+def cpu_minutes(job: Job) -> float | None:
+    """CPU minutes of the training steps; None if they were not measured."""
+    if job.run is None or not job.finished:
+        return None
+    seconds = [record.get("cpu_seconds", 0.0) for record in job.run.lines("metrics.jsonl")]
+    return sum(seconds) / 60 or None
+
+
 @dataclass(frozen=True)
 class StudyResult:
     """The table of a study, as far as its runs are finished."""
@@ -87,6 +95,8 @@ class StudyResult:
     """20-NN on the validation images; empty if the table itself is of these images"""
     without_labels: Table = field(default_factory=dict)
     """measures without labels of the variants that learn without them"""
+    cpu_minutes: Mapping[str, Measurement] = field(default_factory=dict)
+    """of the training steps"""
 
     @staticmethod
     def collect(
@@ -104,6 +114,7 @@ class StudyResult:
         table: dict[str, dict[str, Measurement]] = {}
         validation: dict[str, Measurement] = {}
         unlabeled: dict[str, dict[str, Measurement]] = {}
+        minutes: dict[str, Measurement] = {}
         for variant in study.variants:
             row = table[variant.title] = {}
             for column in study.columns:
@@ -112,22 +123,31 @@ class StudyResult:
                 row[column] = measure(variant.title, metric, paper)
             if has_test_split and not variant.weights:
                 validation[variant.title] = measure(variant.title, validation_metric)
+            if not variant.weights:
+                minutes[variant.title] = measure(variant.title, cpu_minutes)
             if not variant.weights and variant.changes.get("method.name") != "supervised":
                 unlabeled[variant.title] = {
                     name: measure(variant.title, functools.partial(metric_of, column=name))
                     for name in label_free.MEASURES
                 }
-        return StudyResult(name, study, table, validation, unlabeled)
+        return StudyResult(name, study, table, validation, unlabeled, minutes)
 
     def verdicts(self) -> list[tuple[Claim, Verdict]]:
         columns = self.study.columns
         return [(claim, claim.decide(self.table, columns)) for claim in self.study.claims]
 
     def best(self) -> str:
-        """A sentence on the variant that the validation images, or measures, would choose."""
+        """A sentence on the variant that the validation images, or measures, would choose.
+
+        Training with all labels is no choice: its row shows what the encoder can learn.
+        """
         if tuple(self.study.columns) == label_free.MEASURES:
             return label_free.sentence(self.table)
-        known = {title: each for title, each in self.validation.items() if each.values}
+        known = {
+            title: each
+            for title, each in self.validation.items()
+            if each.values and title in self.without_labels
+        }
         if len(known) < 2:
             return ""
         first, second = sorted(known, key=lambda title: -known[title].mean)[:2]
@@ -149,6 +169,15 @@ class StudyResult:
         accuracy = {title: row[RANKED_BY] for title, row in self.table.items()}
         return label_free.choices(self.without_labels, accuracy)
 
+    def further_columns(self) -> dict[str, Mapping[str, Measurement]]:
+        """Columns beside those of the study, by title: measurements by variant."""
+        found = {f"validation {RANKED_BY}": self.validation, "CPU minutes": self.cpu_minutes}
+        return {
+            title: measurements
+            for title, measurements in found.items()
+            if any(each.values for each in measurements.values())
+        }
+
     def markdown(self) -> str:
         """The table for a document: our metrics, and the paper's in brackets.
 
@@ -164,13 +193,13 @@ class StudyResult:
         rows = [
             [title, *(with_paper(each) for each in row.values())] for title, row in finished.items()
         ]
-        if self.validation:
-            head.append(f"validation {RANKED_BY}")
+        for title, measurements in self.further_columns().items():
+            head.append(title)
             for row in rows:
-                row.append(str(self.validation.get(row[0], "–")))
+                row.append(str(measurements.get(row[0], "–")))
         head.append("seeds")
-        for row, measurements in zip(rows, finished.values(), strict=True):
-            row.append(str(max(len(each.values) for each in measurements.values())))
+        for row, cells in zip(rows, finished.values(), strict=True):
+            row.append(str(max(len(each.values) for each in cells.values())))
         lines = [f"| {' | '.join(cells)} |" for cells in [head, *rows]]
         lines.insert(1, "| --- |" + " --: |" * (len(head) - 1))
         parts = [

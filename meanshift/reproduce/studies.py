@@ -116,6 +116,9 @@ def baseline(_: Sequence[int]) -> Study:
         _ALL,
         [
             higher("MSF is better than BYOL-asym", "MSF s/s", "BYOL-asym s/s"),
+            higher(
+                "With weak target views MSF is better than BYOL-asym", "MSF w/s", "BYOL-asym w/s"
+            ),
             higher("Weak views for the target improve MSF", "MSF w/s", "MSF s/s"),
             higher("With weak views alone MSF is better than BYOL", "MSF w/w", "BYOL-asym w/w"),
         ],

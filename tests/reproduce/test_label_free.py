@@ -33,13 +33,24 @@ def test_a_measure_equal_to_the_accuracy_is_always_right():
 def test_the_regret_is_the_mean_over_seeds():
     constant = choose(measured(a=(2.0, 2.0), b=(1.0, 1.0), c=(0.0, 0.0)))[0]
     assert (constant.variant, constant.right, constant.regret) == ("a", 1, 2.5)
+    assert constant.chance == pytest.approx((5 + 0 + 15 + 0 + 1 + 10) / 6)
     assert constant.correlation == pytest.approx(0.5)
 
 
 def test_a_measure_that_is_the_same_for_all_has_no_correlation():
     found = choose(measured(a=(1.0, 1.0), b=(1.0, 1.0), c=(1.0, 1.0)))
     assert all(math.isnan(each.correlation) for each in found)
-    assert "| LiDAR | a | 1 of 2 | 2.5 | – |" in label_free.markdown(found, "20-NN")
+    assert "| LiDAR | a | 1 of 2 | 2.5 | 5.2 | – |" in label_free.markdown(found, "20-NN")
+
+
+def test_over_several_studies_every_seed_counts_once():
+    found = choose(measured(a=(2.0, 2.0), b=(1.0, 1.0), c=(0.0, 0.0)))
+    table = measured(a=(2.0,), b=(1.0,), c=(3.0,))
+    found += choose(table, {"a": (1.0,), "b": (2.0,), "c": (9.0,)})
+    right, seeds, regret, chance = label_free.total(found)["LiDAR"]
+    assert (right, seeds) == (2, 3)
+    assert regret == pytest.approx((0 + 5 + 0) / 3)
+    assert chance == pytest.approx((2 * 31 / 6 + (8 + 7 + 0) / 3) / 3)
 
 
 def test_only_common_seeds_count_and_three_variants_are_needed():
@@ -52,7 +63,7 @@ def test_only_common_seeds_count_and_three_variants_are_needed():
 
 def test_the_table_and_the_sentence_name_the_choice():
     text = label_free.markdown(choose(measured(**ACCURACY)), "20-NN")
-    assert "| LiDAR | b | 2 of 2 | 0.0 | +1.00 |" in text
+    assert "| LiDAR | b | 2 of 2 | 0.0 | 5.2 | +1.00 |" in text
     assert label_free.markdown([], "20-NN") == ""
     assert "b (by RankMe, LiDAR" in label_free.sentence(measured(**ACCURACY))
     assert label_free.sentence(measured(a=(1.0,))) == ""

@@ -9,9 +9,10 @@ from meanshift.reproduce import plots
 from meanshift.viz.run_reader import Run
 
 
-def make_run(folder, records):
+def make_run(folder, records, method="msf"):
     folder.mkdir()
-    (folder / "config.json").write_text(recipe("cifar10-cpu").to_json())
+    config = recipe("cifar10-cpu").with_overrides({"method.name": method})
+    (folder / "config.json").write_text(config.to_json())
     (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
     return Run(folder)
 
@@ -49,6 +50,20 @@ def test_a_curve_is_the_mean_over_seeds_at_epochs_that_all_have(runs):
     (line,) = axes.lines
     assert list(line.get_xdata()) == [0.0, 1.5] and list(line.get_ydata()) == [31.0, 42.0]
     assert "MSF 42.0 after 1.5 minutes" in drawing.text and "BYOL" not in drawing.text
+
+
+def test_neither_labels_nor_a_dip_stretch_the_axis(runs, tmp_path):
+    def curve(*accuracies):
+        parts = [record("train", 1, cpu_seconds=9.0), record("train", 2, cpu_seconds=9.0)]
+        monitored = [record("monitor", i, **{"20-NN": each}) for i, each in enumerate(accuracies)]
+        return [monitored[0], parts[0], monitored[1], parts[1], monitored[2]]
+
+    supervised = make_run(tmp_path / "4", curve(30.0, 80.0, 90.0), "supervised")
+    dip = make_run(tmp_path / "5", curve(30.0, 10.0, 29.0), "pirl")
+    drawing = plots.draw_cpu_time({**runs, "Supervised": [supervised], "PIRL": [dip]})
+    low, high = drawing.figure.axes[0].get_ylim()
+    assert 10 < low < 29 and 42 < high < 80
+    assert "Supervised 90.0 after 0.3 minutes" in drawing.text
 
 
 def test_runs_without_cpu_time_are_not_drawn(runs):

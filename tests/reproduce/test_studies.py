@@ -131,7 +131,7 @@ def test_byol_differs_from_msf_in_k_only(tmp_path):
 
 @pytest.mark.parametrize("equal_epochs", [False, True])
 def test_methods_have_equal_cost_or_equal_epochs(tmp_path, equal_epochs):
-    experiment = replace(without_data("cpu"), equal_epochs=equal_epochs)
+    experiment = replace(without_data("cifar10"), equal_epochs=equal_epochs)
     experiment = replace(experiment, config=experiment.config.with_overrides({"train.epochs": 90}))
     configs = [job.config for job in Reproduction(["main"], experiment, tmp_path, 1).jobs]
     epochs = {config.method.name: config.train.epochs for config in configs}
@@ -139,6 +139,18 @@ def test_methods_have_equal_cost_or_equal_epochs(tmp_path, equal_epochs):
     assert epochs["byol"] == (90 if equal_epochs else 45)
     assert epochs["swav"] == epochs["simsiam"] == (90 if equal_epochs else 60)
     assert epochs["supervised"] == (90 if equal_epochs else 120)
+
+
+@pytest.mark.parametrize("scale", ["cpu", "cpu-paper"])
+def test_methods_have_equal_cost_by_the_measured_time_of_an_epoch(tmp_path, scale):
+    experiment = replace(without_data(scale), teacher="torchvision:resnet18:random")
+    configs = [job.config for job in Reproduction(["main"], experiment, tmp_path, 1).jobs]
+    epochs = {config.method.name: config.train.epochs for config in configs}
+    costs = SCALES[scale].relative_costs
+    assert set(costs) == set(epochs) - {"msf"}
+    whole = epochs.pop("msf")
+    for name, count in epochs.items():
+        assert abs(count * costs[name] - whole) <= costs[name] / 2, name
 
 
 def test_random_weights_are_those_of_a_run_before_training(tmp_path):
@@ -289,6 +301,14 @@ def test_without_labels_the_variants_are_compared_by_measures_that_need_none(unl
     assert "MSF w/s" in titles and not {"Supervised", "Random weights"} & set(titles)
     for job in reproduction.jobs:
         assert job.evaluations == {("", "rank"): ()} and job.split == ""
+
+
+def test_training_with_all_labels_is_not_named_as_the_best_variant():
+    accuracies = {"Supervised": (90.0, 91.0), "MSF s/s": (60.0, 61.0), "MSF w/s": (50.0, 51.0)}
+    validation = {title: Measurement(values) for title, values in accuracies.items()}
+    without_labels = {title: {} for title in accuracies if title != "Supervised"}
+    result = StudyResult("main", STUDIES["main"](()), {}, validation, without_labels)
+    assert "On the validation images MSF s/s is best (20-NN 60.5 ± 0.7)" in result.best()
 
 
 def test_only_the_jobs_of_the_named_variants_are_selected(tmp_path, monkeypatch):
