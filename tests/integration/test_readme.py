@@ -39,6 +39,7 @@ def test_the_tables_of_resnets_are_those_of_the_stored_values(file):
     ("scale", "data", "images"),
     [
         ("cpu", "cifar10.npz", 45_000),
+        ("cpu-paper", "cifar10.npz", 45_000),
         ("cpu", "fashion-mnist", 54_000),
     ],
 )
