@@ -8,9 +8,8 @@ a run names which were used (`description`).
 from __future__ import annotations
 
 import ctypes
-import itertools
+import functools
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -18,7 +17,7 @@ from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from torch import Tensor
 
 from meanshift.ops.image import ColorParameters
-from meanshift.runtime.c_library import CLibrary, load
+from meanshift.runtime.c_library import CLibrary, address, compute_in_threads, load
 
 _SOURCE = Path(__file__).with_name("image_kernel.c")
 _BYTES_PLANAR, _BYTES_INTERLEAVED, _FLOATS_PLANAR = range(3)  # layouts, as in the source
@@ -81,7 +80,7 @@ def color(
     def compute(functions: ctypes.CDLL, first: int, last: int) -> int:
         limits = map(ctypes.c_long, (first, last, height, width))
         status: int = functions.color_batch(
-            _address(images), layout, *limits, *map(_address, values), _address(out)
+            address(images), layout, *limits, *map(address, values), address(out)
         )
         return status
 
@@ -114,9 +113,9 @@ def crop(
     out = torch.empty(len(images), side, side, 3, dtype=torch.uint8)
 
     def compute(functions: ctypes.CDLL, first: int, last: int) -> int:
-        inputs = map(_address, (addresses, row_bytes, boxes, flips))
+        inputs = map(address, (addresses, row_bytes, boxes, flips))
         limits = map(ctypes.c_long, (first, last, side))
-        status: int = functions.crop_batch(*inputs, *limits, _address(out))
+        status: int = functions.crop_batch(*inputs, *limits, address(out))
         return status
 
     _run(compute, len(images), len(images) * side**2)
@@ -150,7 +149,7 @@ def resized_crop(
         sizes = map(ctypes.c_long, (height, width))
         limits = map(ctypes.c_long, (first, last, size))
         status: int = functions.resized_crop_batch(
-            _address(images), *sizes, _address(boxes), _address(flips), *limits, _address(out)
+            address(images), *sizes, address(boxes), address(flips), *limits, address(out)
         )
         return status
 
@@ -159,20 +158,11 @@ def resized_crop(
 
 
 def _run(compute: Callable[[ctypes.CDLL, int, int], int], count: int, pixels: int) -> None:
-    """Compute all images, in up to as many threads as torch uses; ctypes releases Python's lock."""
+    """Compute all images, in up to as many threads as torch uses."""
     loaded = library()
     assert loaded is not None
-    threads = min(torch.get_num_threads(), count, pixels // _THREAD_PIXELS)
-    if threads <= 1:
-        failed = bool(compute(loaded.functions, 0, count))
-    else:
-        limits = [count * part // threads for part in range(threads + 1)]
-        with ThreadPoolExecutor(threads) as pool:  # a pool that stays would not survive a fork
-            parts = [
-                pool.submit(compute, loaded.functions, *part) for part in itertools.pairwise(limits)
-            ]
-            failed = any(part.result() for part in parts)
-    if failed:
+    threads = min(torch.get_num_threads(), pixels // _THREAD_PIXELS)
+    if any(compute_in_threads(functools.partial(compute, loaded.functions), count, threads)):
         raise MemoryError("the views of a batch do not fit into the memory")
 
 
@@ -187,7 +177,3 @@ def _unchanged(count: int) -> ColorParameters:
         sigma=zeros[:, 0],
         solarized=nothing,
     )
-
-
-def _address(tensor: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())

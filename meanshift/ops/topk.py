@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from meanshift.ops import search_kernel
+
 BLOCK = 64
 """rows that are represented by their largest similarity in the first pass of a top-k"""
 
@@ -101,6 +103,12 @@ def nearest_neighbors(
     and the ids of the rows: rows of the query's id are not neighbors. Where fewer than k rows are
     left, the similarity is -inf. The order of equal similarities is undefined.
     """
+    if search_kernel.can_search(queries, rows):
+        found = search_kernel.nearest_rows(
+            queries, rows, k, exclude=exclude, exclude_ids=exclude_ids
+        )
+        if found is not None:
+            return found
     # The whole product must stay in the precision of the rows: autocast would copy all of them.
     with torch.autocast(queries.device.type, enabled=False):
         precision = torch.promote_types(rows.dtype, torch.float32)

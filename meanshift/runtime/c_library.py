@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import itertools
 import os
 import platform
 import shutil
@@ -12,9 +13,13 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from torch import Tensor
 
 from meanshift.runtime.errors import Note
 from meanshift.runtime.files import atomic_writer
@@ -64,6 +69,25 @@ def load(source: Path) -> CLibrary | None:
         return None
 
 
+def compute_in_threads(compute: Callable[[int, int], int], count: int, threads: int) -> list[int]:
+    """Call `compute(first, last)` for equal parts of `count` items, each in a thread.
+
+    Returns what the calls return. ctypes releases Python's lock while a function of C runs.
+    """
+    threads = min(threads, count)
+    if threads <= 1:
+        return [compute(0, count)]
+    limits = [count * part // threads for part in range(threads + 1)]
+    with ThreadPoolExecutor(threads) as pool:  # a pool that stays would not survive a fork
+        parts = [pool.submit(compute, *part) for part in itertools.pairwise(limits)]
+        return [part.result() for part in parts]
+
+
+def address(tensor: Tensor | None) -> ctypes.c_void_p:
+    """The address of a tensor's values for a function of C; NULL for None."""
+    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+
+
 def _cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME", "")
     root = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
@@ -108,7 +132,7 @@ def _report(error: Exception) -> None:
         lines = error.stderr.decode(errors="replace").strip().splitlines()
         reason = lines[0] if lines else f"exit code {error.returncode}"
     warnings.warn(
-        f"the C compiler does not work ({reason}), so torch's slower operators compute the views; "
+        f"the C compiler does not work ({reason}), so torch's slower operators are used; "
         f"{SWITCH}=0 avoids this message",
         Note,
         stacklevel=3,

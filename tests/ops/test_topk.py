@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from meanshift.ops import topk
+from meanshift.ops import search_kernel, topk
 from meanshift.ops.topk import (
     EXTRA_CANDIDATES,
     _above_threshold,
@@ -14,6 +14,16 @@ from meanshift.ops.topk import (
     nearest_neighbors,
     stable_topk,
 )
+
+
+@pytest.fixture(params=["kernel", "operators"])
+def each_search(request, monkeypatch):
+    """Search by the compiled kernel, also few queries, and by torch's operators."""
+    if request.param == "operators":
+        monkeypatch.setattr(search_kernel, "library", lambda: None)
+    elif search_kernel.library() is None:
+        pytest.skip("needs a processor with AVX2, Linux and a C compiler")
+    monkeypatch.setattr(search_kernel, "MIN_QUERIES", 0)
 
 
 def random_rows(count, dim, seed=0):
@@ -31,6 +41,7 @@ def assert_exact(found, similarity, k):
     assert torch.equal(indices, expected.indices)
 
 
+@pytest.mark.usefixtures("each_search")
 @pytest.mark.parametrize("chunk_bytes", [1, 200_000, 2**24], ids=["tiny", "some", "one"])
 @pytest.mark.parametrize("size", [5, 127, 128, 129, 640, 2560, 2561, 6000])
 def test_neighbors_are_exact(size, chunk_bytes):
@@ -40,9 +51,53 @@ def test_neighbors_are_exact(size, chunk_bytes):
         assert_exact(found, queries @ rows.T, k)
 
 
+@pytest.mark.usefixtures("each_search")
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("count", [1, 31, 63, 64, 65, 200])
+def test_the_kernel_finds_what_sorting_finds(monkeypatch, count, threads):
+    """Whole and incomplete groups of queries, more queries than a part has, and many neighbors."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    for dim, size in ((3, 1), (7, 500), (2100, 301)):
+        queries, rows = random_rows(count, dim, 1), random_rows(size, dim, 2)
+        k = min(size, 250)
+        indices, similarities = nearest_neighbors(queries, rows, k)
+        exact = (queries.double() @ rows.double().T).sort(dim=1, descending=True)
+        torch.testing.assert_close(similarities.double(), exact.values[:, :k], rtol=1e-5, atol=1e-3)
+        # equal, but for pairs that are closer than the rounding of float32
+        assert (indices == exact.indices[:, :k]).double().mean() > 0.999
+
+
+def test_the_kernel_is_used_for_many_queries_only(monkeypatch):
+    if search_kernel.library() is None:
+        pytest.skip("needs a processor with AVX2, Linux and a C compiler")
+    counts = []
+    search = search_kernel.nearest_rows
+
+    def counted(queries, *rest, **options):
+        counts.append(len(queries))
+        return search(queries, *rest, **options)
+
+    monkeypatch.setattr(search_kernel, "nearest_rows", counted)
+    rows = unit(100, 16)
+    for queries in (rows[:31], rows[:32], rows[:64].double(), rows[:40].bfloat16()):
+        nearest_neighbors(queries, rows.to(queries.dtype), 3)
+    nearest_neighbors(rows, unit(16, 100).T, 3)
+    assert counts == [32]
+
+
+@pytest.mark.usefixtures("each_search")
+@pytest.mark.parametrize("column", [0, 99])
+def test_a_similarity_that_is_not_a_number_is_not_overlooked(column):
+    queries, rows = unit(70, 8), unit(100, 8)
+    rows[column, 3] = torch.nan
+    _, similarities = nearest_neighbors(queries, rows, 5)
+    assert similarities.isnan().any(1).all()
+
+
 @pytest.mark.parametrize("has_onednn", [True, False])
 def test_the_neighbors_are_the_same_with_and_without_onednn(monkeypatch, has_onednn):
     queries, rows = unit(50, 64, 1), unit(5000, 64, 2)
+    monkeypatch.setattr(search_kernel, "library", lambda: None)
     monkeypatch.setattr(topk, "_has_onednn", lambda: has_onednn)
     indices, similarities = deterministic_neighbors(queries, rows, 5)
     exact = (queries.double() @ rows.double().T).topk(5)
@@ -50,6 +105,7 @@ def test_the_neighbors_are_the_same_with_and_without_onednn(monkeypatch, has_one
     torch.testing.assert_close(similarities.double(), exact.values, atol=1e-6, rtol=0)
 
 
+@pytest.mark.usefixtures("each_search")
 @pytest.mark.parametrize("chunk_bytes", [1, 2**24])
 def test_neighbors_are_exact_when_the_best_are_in_one_block(chunk_bytes):
     rows = random_rows(4096, 8, 0)
@@ -58,6 +114,7 @@ def test_neighbors_are_exact_when_the_best_are_in_one_block(chunk_bytes):
     assert indices.tolist() == [list(range(1289, 1282, -1))] * 2
 
 
+@pytest.mark.usefixtures("each_search")
 @pytest.mark.parametrize("chunk_bytes", [1, 2**24])
 @pytest.mark.parametrize("size", [100, 3000])
 def test_an_index_and_an_id_can_be_excluded(size, chunk_bytes):
@@ -79,17 +136,20 @@ def test_an_index_and_an_id_can_be_excluded(size, chunk_bytes):
     assert_exact(found, allowed, 4)
 
 
+@pytest.mark.usefixtures("each_search")
 def test_the_similarity_is_minus_infinity_where_no_row_is_left():
     rows = random_rows(3, 4)
     _, similarities = nearest_neighbors(rows, rows, 5, exclude=torch.arange(3))
     assert similarities.isinf().sum(1).tolist() == [3, 3, 3]
 
 
+@pytest.mark.usefixtures("each_search")
 def test_no_query_has_no_neighbors():
     indices, _ = nearest_neighbors(unit(0, 4), unit(10, 4), 3)
     assert indices.shape == (0, 3)
 
 
+@pytest.mark.usefixtures("each_search")
 @pytest.mark.parametrize("copies", [3, 40])
 def test_among_equal_rows_the_lower_index_comes_first(copies):
     rows = unit(6, 24).repeat(copies, 1)  # rows i, i + 6, ... are equal
@@ -103,6 +163,7 @@ def test_among_equal_rows_the_lower_index_comes_first(copies):
     assert copies <= EXTRA_CANDIDATES or others.tolist() == expected
 
 
+@pytest.mark.usefixtures("each_search")
 @pytest.mark.parametrize("shape", [(1, 3), (7, 64), (32, 1000), (5, 4097)])
 def test_the_order_is_that_of_float64_whatever_the_chunks(shape):
     queries, rows = unit(shape[0], 48, 1), unit(shape[1], 48, 2)
@@ -118,6 +179,7 @@ def test_the_order_is_that_of_float64_whatever_the_chunks(shape):
         assert torch.equal(similarities, expected.values[:, :3])
 
 
+@pytest.mark.usefixtures("each_search")
 def test_rows_that_differ_by_rounding_errors_are_found_in_order():
     """A collapsed network: all rows are equal up to a rounding error."""
     noise = random_rows(5000, 32)
