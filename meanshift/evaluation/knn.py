@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from meanshift.evaluation.context import EvaluationContext
 from meanshift.evaluation.result import Result, percent
 from meanshift.models.features import extract_features
 from meanshift.models.weights import RawPixels, fingerprint
-from meanshift.ops.topk import deterministic_neighbors, is_faster_than_faiss, stable_topk
+from meanshift.ops.topk import deterministic_neighbors, stable_topk
 from meanshift.runtime import distributed, rng
 
 CHUNK = 2500
@@ -27,8 +26,6 @@ CHUNK_BYTES = 32 * 2**20
 """size of the similarities in memory at a time"""
 MONITOR_IMAGES = 10_000
 """training images, and validation images, that the k-NN while training takes at most"""
-FAISS_WORK = 10**9
-"""products of numbers from which a search uses faiss: below, it is not faster"""
 
 
 def evaluate(
@@ -148,19 +145,15 @@ def neighbors(
     chunk: int = CHUNK,
     device: torch.device | None = None,
     exact_similarities: bool = True,
-    faiss: bool = True,
 ) -> Iterator[tuple[Int[Tensor, "batch k"], Float[Tensor, "batch k"]]]:
     """The training rows with the largest cosine similarity to each query, nearest first.
 
-    Yields indices and similarities of each chunk of queries. They do not depend on chunks, threads
-    or faiss; of equally similar rows the lower index comes first. Without `exact_similarities` this
+    Yields indices and similarities of each chunk of queries. They do not depend on chunks or
+    threads; of equally similar rows the lower index comes first. Without `exact_similarities` this
     holds for the indices only. Only `ROWS` training rows are in memory at a time, so they may be a
-    mapped file that is larger than memory. With `faiss` it is used where it is installed and
-    faster.
+    mapped file that is larger than memory.
     """
     device = device or train.device
-    work = len(train) * len(test) * train.shape[1]
-    search = _faiss_search if faiss and _use_faiss(work, device) else None
     queries = [F.normalize(part.to(device), dim=1) for part in test.split(chunk)]
     best: list[tuple[Tensor, Tensor]] = []
     for start in range(0, len(train), ROWS):
@@ -173,7 +166,6 @@ def neighbors(
                 chunk_bytes=CHUNK_BYTES,
                 # similarities to different parts of the rows are compared with each other
                 exact_similarities=exact_similarities or len(train) > ROWS,
-                search=search,
             )
             indices += start
             if start:
@@ -183,34 +175,6 @@ def neighbors(
             else:
                 best.append((indices, similarities))
     return ((indices.cpu(), similarities.cpu()) for indices, similarities in best)
-
-
-def _use_faiss(work: int, device: torch.device) -> bool:
-    """Whether faiss is installed and faster: in large searches on a CPU without AVX-512.
-
-    Only on Linux: elsewhere the OpenMP of its wheels may clash with that of torch.
-    """
-    if work < FAISS_WORK or device.type != "cpu" or sys.platform != "linux":
-        return False
-    if is_faster_than_faiss():
-        return False
-    try:
-        import faiss  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
-def _faiss_search(
-    queries: Float[Tensor, "batch features"], rows: Float[Tensor, "n features"], k: int
-) -> tuple[Int[Tensor, "batch k"], Float[Tensor, "batch k"]]:
-    """The rows with the largest inner products, found by faiss; equal ones in any order."""
-    import faiss
-
-    similarities, indices = faiss.knn(
-        queries.numpy(), rows.numpy(), k, metric=faiss.METRIC_INNER_PRODUCT
-    )
-    return torch.from_numpy(indices), torch.from_numpy(similarities)
 
 
 def vote(

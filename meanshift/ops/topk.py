@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -30,9 +29,6 @@ _INDEX_MASK = 2**32 - 1
 _RESCORE_BYTES = 8 * 2**20
 """size of the candidates in float64 at a time; small enough to stay in the processor's cache"""
 
-Search = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
-"""(queries, rows, k) -> indices and similarities of the nearest rows, equal ones in any order"""
-
 
 @torch.no_grad()
 def deterministic_neighbors(
@@ -44,19 +40,17 @@ def deterministic_neighbors(
     exclude_ids: tuple[Int[Tensor, " batch"], Int[Tensor, " size"]] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     exact_similarities: bool = False,
-    search: Search | None = None,
 ) -> tuple[Int[Tensor, "batch k"], Float[Tensor, "batch k"]]:
     """Return `nearest_neighbors` in an order that no batch, chunk, thread or process changes.
 
     The order is that of float64 similarities rounded to float32; among equal ones the lower index
     comes first. Similarities are computed in float64 where they decide the order, or everywhere
-    with `exact_similarities`. `search` finds the candidates, by default `nearest_neighbors`.
+    with `exact_similarities`.
     """
-    search = search or functools.partial(
-        nearest_neighbors, exclude=exclude, exclude_ids=exclude_ids, chunk_bytes=chunk_bytes
-    )
     wide_k = min(k + EXTRA_CANDIDATES, max(k, len(rows)))
-    candidates, rough = search(queries, rows, wide_k)
+    candidates, rough = nearest_neighbors(
+        queries, rows, wide_k, exclude=exclude, exclude_ids=exclude_ids, chunk_bytes=chunk_bytes
+    )
     indices = candidates[:, :k].contiguous()
     similarities = rough[:, :k].float()
     if not len(rows):
@@ -140,11 +134,6 @@ def _inner_products(queries: Tensor, rows: Tensor) -> Tensor:
         product: Tensor = torch.ops.mkldnn._linear_pointwise(queries, rows, None, "none", [], "")
         return product
     return queries @ rows.T
-
-
-def is_faster_than_faiss() -> bool:
-    """Whether this processor and oneDNN make a search faster than that of faiss."""
-    return _has_onednn() and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 @functools.cache

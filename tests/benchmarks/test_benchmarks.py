@@ -441,7 +441,7 @@ def test_features_of_a_file_are_searched_alone(tmp_path, capsys):
     assert torch.equal(torch.cat([train, test]), nn.functional.normalize(rows)) and len(test) == 9
     plain, row = run_tables(["evaluation"], rounds=2, out=tmp_path, features=tmp_path / "mine.npz")
     assert row.title == "20-NN, 40 x 9 x 12, features of mine.npz: / faiss flat"
-    assert plain.title.endswith("/ faiss, without it")
+    assert plain.title.endswith("/ faiss, without the kernel")
     assert len(row.ratios) == 6 and row.goal is None
     assert "100.000% of the neighbors" in capsys.readouterr().out
 
@@ -455,8 +455,8 @@ def test_the_speed_of_a_search_is_a_ratio_to_that_of_faiss(tmp_path, monkeypatch
         assert alternate(contenders, rounds)
         return {
             "faiss": [4.0, 5.0],
-            "without faiss": [2.0, 2.0],
-            "as installed": [1.0, 2.0],
+            "operators": [2.0, 2.0],
+            "kernel": [1.0, 2.0],
         }
 
     monkeypatch.setattr(evaluation, "alternate", fake)
