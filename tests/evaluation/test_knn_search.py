@@ -85,7 +85,7 @@ def test_collapsed_features_have_the_order_of_the_plain_search(monkeypatch):
     """All rows are nearly the same, so float32 decides nothing."""
     center = random_rows(1, 64, 0)
     train = center + 1e-5 * random_rows(800, 64, 1)
-    test = center + 1e-5 * random_rows(30, 64, 2)
+    test = center + 1e-5 * random_rows(40, 64, 2)
     plain, ours = neighbors_both_ways(monkeypatch, train, test, 20)
     assert torch.equal(ours[0], plain[0])
     assert torch.equal(ours[1], plain[1])
