@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +21,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from meanshift.ops.tsne import tsne
 from meanshift.runtime import checksum, rng
-from meanshift.runtime.extras import require
 from meanshift.runtime.files import atomic_writer
 from meanshift.viz.analysis import select_epochs
 from meanshift.viz.run_reader import MissingData, Run
 
-_VERSION = 3
+_VERSION = 4
 """raised when maps come out differently, so that files of older versions are not read"""
 
 
@@ -140,20 +139,13 @@ def _next_map(features: Tensor, previous: Tensor) -> Float[Tensor, "n 2"]:
 def _tsne(
     features: Tensor, start: Tensor, *, exaggeration: float, iterations: int
 ) -> Float[Tensor, "n 2"]:
-    require("sklearn", extra="report", what="t-SNE maps")
-    from sklearn.manifold import TSNE
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of identical rows: they get the same point
-        embedding = TSNE(
-            init=start.numpy(),
-            early_exaggeration=exaggeration,
-            max_iter=iterations,
-            perplexity=perplexity(len(features)),
-            random_state=0,
-            angle=0.6,  # 0.87 of the time of 0.5; the divergence is at most 2% higher
-        ).fit_transform(features.numpy())
-    points = torch.from_numpy(embedding)
+    points = tsne(
+        features,
+        start,
+        perplexity=perplexity(len(features)),
+        exaggeration=exaggeration,
+        iterations=iterations,
+    )
     return points - points.mean(0)
 
 
