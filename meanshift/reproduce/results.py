@@ -6,6 +6,7 @@ import csv
 import functools
 import io
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -76,9 +77,16 @@ def validation_metric(job: Job) -> float | None:
     return records[-1].get(RANKED_BY) if records else None
 
 
-def cpu_minutes(job: Job) -> float | None:
-    """CPU minutes of the training steps; None if they were not measured."""
+def precision(job: Job) -> str | None:
+    """The precision that a run was trained in, which depends on the processor."""
     if job.run is None or not job.finished:
+        return None
+    return str(job.run.environment.get("precision", "")).removeprefix("torch.") or None
+
+
+def cpu_minutes(job: Job, timed_in: str | None) -> float | None:
+    """CPU minutes of the training steps; None if not measured, or in another precision."""
+    if job.run is None or not job.finished or precision(job) != timed_in:
         return None
     seconds = [record.get("cpu_seconds", 0.0) for record in job.run.lines("metrics.jsonl")]
     return sum(seconds) / 60 or None
@@ -96,7 +104,10 @@ class StudyResult:
     without_labels: Table = field(default_factory=dict)
     """measures without labels of the variants that learn without them"""
     cpu_minutes: Mapping[str, Measurement] = field(default_factory=dict)
-    """of the training steps"""
+    """of the training steps, of the runs in the precision that most runs have: another precision
+    tells of another processor"""
+    precisions: Sequence[tuple[str, int]] = ()
+    """the precisions of all runs and how many have it, the most frequent one first"""
 
     @staticmethod
     def collect(
@@ -115,6 +126,9 @@ class StudyResult:
         validation: dict[str, Measurement] = {}
         unlabeled: dict[str, dict[str, Measurement]] = {}
         minutes: dict[str, Measurement] = {}
+        every = {id(job): precision(job) for runs in jobs.values() for job in runs}
+        precisions = Counter(filter(None, every.values())).most_common()
+        timed_in = precisions[0][0] if precisions else None
         for variant in study.variants:
             row = table[variant.title] = {}
             for column in study.columns:
@@ -124,13 +138,14 @@ class StudyResult:
             if has_test_split and not variant.weights:
                 validation[variant.title] = measure(variant.title, validation_metric)
             if not variant.weights:
-                minutes[variant.title] = measure(variant.title, cpu_minutes)
+                time = functools.partial(cpu_minutes, timed_in=timed_in)
+                minutes[variant.title] = measure(variant.title, time)
             if not variant.weights and variant.changes.get("method.name") != "supervised":
                 unlabeled[variant.title] = {
                     name: measure(variant.title, functools.partial(metric_of, column=name))
                     for name in label_free.MEASURES
                 }
-        return StudyResult(name, study, table, validation, unlabeled, minutes)
+        return StudyResult(name, study, table, validation, unlabeled, minutes, precisions)
 
     def verdicts(self) -> list[tuple[Claim, Verdict]]:
         columns = self.study.columns
@@ -206,11 +221,22 @@ class StudyResult:
             f"### {self.study.title}",
             "\n".join(lines),
             f"Not run yet: {', '.join(missing)}." if missing else "",
+            self.precision_note(),
             self._claims_table(),
             self.best(),
             label_free.markdown(self.choices(), RANKED_BY),
         ]
         return "\n\n".join(filter(None, parts)) + "\n"
+
+    def precision_note(self) -> str:
+        """A sentence on runs of different precisions; empty if there is one for all."""
+        if len(self.precisions) < 2:
+            return ""
+        counts = " and ".join(f"{count} in {name}" for name, count in self.precisions)
+        return (
+            f"Of the runs {counts} were trained, on other processors: CPU minutes are those of "
+            f"{self.precisions[0][0]}."
+        )
 
     def _claims_table(self) -> str:
         """A row for each metric of each claim, with its own outcome.

@@ -1,11 +1,15 @@
 """Accuracy by CPU time: the curve of a variant is the mean over its seeds."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from meanshift.config.recipes import recipe
 from meanshift.reproduce import plots
+from meanshift.reproduce.jobs import Job
+from meanshift.reproduce.results import StudyResult
+from meanshift.reproduce.studies import STUDIES, Variant
 from meanshift.viz.run_reader import Run
 
 
@@ -68,3 +72,32 @@ def test_neither_labels_nor_a_dip_stretch_the_axis(runs, tmp_path):
 
 def test_runs_without_cpu_time_are_not_drawn(runs):
     assert plots.draw_cpu_time({"BYOL": runs["BYOL"], "none": []}) is None
+
+
+def make_job(folder, seed, precision, cpu_seconds):
+    records = [record("train", 1, cpu_seconds=cpu_seconds), record("monitor", 1, **{"20-NN": 40.0})]
+    run = make_run(folder, records)
+    environment = {"precision": f"torch.{precision}", "steps": 10}
+    (folder / "environment.json").write_text(json.dumps(environment))
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "step-000000010.pt").touch()
+    config = run.config.with_overrides({"train.seed": seed})
+    return Job("", config, folder, {}, split="", images_seen=0)
+
+
+def test_cpu_minutes_are_those_of_the_precision_that_most_runs_have(tmp_path):
+    """Another precision is that of another processor, whose time is not comparable."""
+    study = replace(STUDIES["baseline"](()), variants=[Variant("MSF", {}), Variant("BYOL", {})])
+    jobs = {
+        "MSF": [
+            make_job(tmp_path / "1", 0, "bfloat16", 60.0),
+            make_job(tmp_path / "2", 1, "float32", 600.0),
+        ],
+        "BYOL": [make_job(tmp_path / "3", 0, "bfloat16", 120.0)],
+    }
+    result = StudyResult.collect("baseline", study, jobs, has_test_split=True)
+    assert [result.cpu_minutes[title].values for title in jobs] == [(1.0,), (2.0,)]
+    assert len(result.validation["MSF"].values) == 2, "accuracies are of all runs"
+    assert "Of the runs 2 in bfloat16 and 1 in float32 were trained" in result.precision_note()
+    del jobs["MSF"][1]
+    assert not StudyResult.collect("baseline", study, jobs, has_test_split=True).precision_note()
