@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -27,6 +28,7 @@ from meanshift.evaluation.linear_probe import (
 from meanshift.models.encoder import build_backbone
 from meanshift.ops import search_kernel
 from meanshift.ops.kmeans import kmeans
+from meanshift.ops.tsne import tsne
 from meanshift.transforms.augment import MultiViewTransform
 
 IMAGES, QUERIES, WIDTH, CLASSES, K = 50_000, 10_000, 512, 100, 20
@@ -41,6 +43,9 @@ KNN_SIZES = (
 """training rows, queries and features of the searches"""
 CLUSTERED = 20_000
 """rows for k-means: with all of them scikit-learn would take a minute per round"""
+
+MAPPED = (1_000, 5_000)
+"""points of the t-SNE maps"""
 
 
 def rows(rounds: int, *, features_file: Path | None = None) -> Iterator[Row]:
@@ -60,6 +65,8 @@ def rows(rounds: int, *, features_file: Path | None = None) -> Iterator[Row]:
         yield from _knn_rows(few[0], few[1], "features like a network's", 0.95, rounds)
     train, test = random_features(decaying=False)
     yield from _knn_rows(train, test, "without any structure", None, rounds)
+    for count in MAPPED:
+        yield _tsne_row(train[:count], rounds)
     yield _kmeans_row(train[:CLUSTERED])
     yield _linear_row(train)
 
@@ -108,16 +115,13 @@ def _knn_rows(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    import faiss
-
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    faiss.omp_set_num_threads(1)
     try:
-        yield
+        with threadpool_limits(1):  # of faiss and scikit-learn
+            yield
     finally:
         torch.set_num_threads(threads)
-        faiss.omp_set_num_threads(threads)
 
 
 def read_features(file: Path) -> tuple[Tensor, Tensor]:
@@ -150,6 +154,42 @@ def random_features(*, decaying: bool) -> tuple[Tensor, Tensor]:
     features += torch.randn(IMAGES + QUERIES, WIDTH, generator=generator)
     features = F.normalize((features * scale) @ axes, dim=1)
     return features[:IMAGES].contiguous(), features[IMAGES:].contiguous()
+
+
+def _tsne_row(features: Tensor, rounds: int) -> Row:
+    """A map from a start, as the report draws it; CPU time of one thread."""
+    from sklearn.manifold import TSNE
+
+    perplexity, exaggeration, iterations = 30.0, 12.0, 500
+    start = 1e-4 * torch.randn(len(features), 2, generator=torch.Generator().manual_seed(0))
+    theirs = TSNE(
+        init=start.numpy(),
+        perplexity=perplexity,
+        early_exaggeration=exaggeration,
+        max_iter=iterations,
+        angle=0.6,
+        random_state=0,
+    )
+
+    def ours() -> None:
+        tsne(
+            features,
+            start,
+            perplexity=perplexity,
+            exaggeration=exaggeration,
+            iterations=iterations,
+        )
+
+    contenders = {
+        "ours": timed(ours, cpu_seconds),
+        "scikit-learn": timed(lambda: theirs.fit_transform(features.numpy()), cpu_seconds),
+    }
+    with _one_thread():
+        seconds = alternate(contenders, rounds, warm_up=False)
+    return Row(
+        f"t-SNE, {len(features):,} x 512, {iterations} iterations: / scikit-learn (angle 0.6)",
+        ratios(seconds["scikit-learn"], seconds["ours"]),
+    )
 
 
 def _kmeans_row(train: Tensor) -> Row:

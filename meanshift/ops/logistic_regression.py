@@ -17,6 +17,9 @@ PENALTIES: tuple[float, ...] = tuple(torch.logspace(5, -6, 45, dtype=torch.float
 HISTORY = 5
 """steps from which L-BFGS approximates the curvature"""
 
+SMALL_STEPS = 3
+"""steps in a row that must be expected to change little before a fit ends"""
+
 Parameters = Float[Tensor, "classes axes"]
 """weights on the principal axes; the last column is the bias"""
 
@@ -98,21 +101,25 @@ class LogisticRegression:
     def _solve(
         self, penalty: float, start: Parameters, tolerance: float, *, max_iterations: int = 500
     ) -> _Solution:
-        """Run L-BFGS until a step would reduce the loss by less than a fraction `tolerance`.
+        """Run L-BFGS until steps would reduce the loss by less than a fraction `tolerance`.
 
         Libraries stop by the size of the gradient, which at the weakest penalties leaves a hundred
         times the lowest loss, and their first step has no scale. Here each coordinate is scaled by
-        its curvature, so that a step of length one is about right from the beginning.
+        its curvature, so that a step of length one is about right from the beginning. The expected
+        reduction is that of an approximate curvature, so `SMALL_STEPS` in a row must be small.
         """
         parameters = start.to(self.rotated)
         point = self._evaluate(parameters, penalty)
         scales = self._inverse_curvature(point.errors, penalty)
         known = (_pair(*pair, penalty) for pair in self.history)
         pairs = deque((pair for pair in known if pair.curvature > 0), maxlen=HISTORY)
+        small_steps = 0
         for _ in range(max_iterations):
             direction = -_inverse_hessian_product(point.gradient, scales, pairs)
             slope = (direction * point.gradient).sum()
-            if -slope / 2 <= tolerance * point.loss:
+            is_small = bool(-slope / 2 <= tolerance * point.loss)
+            small_steps = small_steps + 1 if is_small else 0
+            if small_steps == SMALL_STEPS:
                 return _Solution(parameters, float(point.loss), True)
             found = self._line_search(parameters, direction, point.loss, slope, penalty)
             if found is None:

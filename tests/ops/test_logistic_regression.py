@@ -94,9 +94,10 @@ def test_separable_classes_converge_at_the_weakest_penalty():
     assert own == pytest.approx(best, rel=1e-4)
 
 
-def test_the_optimum_does_not_depend_on_the_start():
-    features, labels = blobs(200, 30, 4)
-    more, more_labels = blobs(260, 30, 4)
+@pytest.mark.parametrize("seed", [0, 2, 5])
+def test_the_optimum_does_not_depend_on_the_start(seed):
+    features, labels = blobs(200, 30, 4, seed=seed)
+    more, more_labels = blobs(260, 30, 4, seed=seed)
     near = LogisticRegression(features, labels, classes=4).fit(0.1)
     problem = LogisticRegression(more, more_labels, classes=4)
     assert problem.fit(0.1, start=near).loss == pytest.approx(problem.fit(0.1).loss, rel=1e-5)
