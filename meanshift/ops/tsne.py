@@ -21,7 +21,9 @@ from meanshift.ops.topk import nearest_neighbors
 from meanshift.runtime.c_library import CLibrary, address, compute_in_threads, load
 
 _SOURCE = Path(__file__).with_name("tsne_kernel.c")
-_LANES, _SUMS = 16, 5  # as in the source
+_SUMS = 5  # as in the source
+_PADDING = 16
+"""the columns of affinities are filled up to a multiple of this"""
 _FAR = 1e15
 """coordinate of the points that fill up the last vector"""
 _THREAD_PAIRS = 2**19
@@ -79,7 +81,7 @@ def joint_affinities(
     affinities = torch.zeros(size, size)
     affinities.scatter_(1, neighbors, _probabilities(distances, perplexity).float())
     affinities = (affinities + affinities.T) / (2 * size)
-    return F.pad(affinities, (0, -size % _LANES))
+    return F.pad(affinities, (0, -size % _PADDING))
 
 
 def _probabilities(distances: Tensor, perplexity: float) -> Float[Tensor, "n neighbors"]:

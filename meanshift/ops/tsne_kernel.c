@@ -3,7 +3,12 @@
  * `ops/tsne.py` has the same in torch, which is the reference. A point is compared with all others by
  * one thread, in the lanes of vectors, so the sums do not depend on the threads. */
 
-enum { LANES = 16, SUMS = 5 };
+#if defined(__AVX512F__)
+enum { LANES = 16 };
+#else
+enum { LANES = 8 };
+#endif
+enum { SUMS = 5 };
 
 typedef float Lanes __attribute__((vector_size(LANES * sizeof(float))));
 
@@ -14,8 +19,8 @@ static float total(Lanes lanes) {
 }
 
 /* For the points from `first` to `last`: the two components of the attraction and of the repulsion,
- * and the sum of the weights. `x`, `y` and the rows of `affinities` have `padded` values, which are a
- * multiple of LANES; the points of the padding are far away. */
+ * and the sum of the weights. `x`, `y` and the rows of `affinities` have `padded` values, a multiple
+ * of 16; the points of the padding are far away. */
 int tsne_forces(const float *x, const float *y, const float *affinities, long padded, long first,
                 long last, float *sums) {
     for (long i = first; i < last; i++) {
