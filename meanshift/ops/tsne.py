@@ -9,6 +9,7 @@ time up to some thousand points (docs/performance.md), and by torch's operators 
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from pathlib import Path
 
@@ -18,16 +19,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from meanshift.ops.topk import nearest_neighbors
-from meanshift.runtime.c_library import CLibrary, address, compute_in_threads, load
+from meanshift.runtime.c_library import CLibrary, address, load
 
 _SOURCE = Path(__file__).with_name("tsne_kernel.c")
-_SUMS = 5  # as in the source
 _PADDING = 16
 """the columns of affinities are filled up to a multiple of this"""
-_FAR = 1e15
-"""coordinate of the points that fill up the last vector"""
-_THREAD_PAIRS = 2**19
-"""pairs that are worth a thread: fewer are computed before another one has started"""
+_FAR = 1e8
+"""coordinate of the points that fill up the last vector; further away weights underflow, slowly"""
 
 EXPLORATION = 250
 """iterations with exaggerated affinities and little momentum"""
@@ -49,16 +47,9 @@ def tsne(
     """
     affinities = joint_affinities(features, perplexity)
     rate = max(len(features) / exaggeration / 4, 50.0)
-    points = start.float().clone()
-    update = torch.zeros_like(points)
-    gains = torch.ones_like(points)
-    for iteration in range(iterations):
-        exploring = iteration < EXPLORATION
-        gradient = tsne_gradient(points, affinities, exaggeration if exploring else 1.0)
-        turned = update * gradient < 0.0
-        gains = torch.where(turned, gains + 0.2, gains * 0.8).clamp_(min=_MIN_GAIN)
-        update.mul_(0.5 if exploring else 0.8).sub_(rate * gains * gradient)
-        points += update
+    library = load(_SOURCE)
+    descend = _descend_by_operators if library is None else functools.partial(_descend, library)
+    points: Tensor = descend(affinities, start.float(), exaggeration, rate, iterations)
     return points
 
 
@@ -101,43 +92,55 @@ def _probabilities(distances: Tensor, perplexity: float) -> Float[Tensor, "n nei
     return weights / total
 
 
+def _descend(
+    library: CLibrary,
+    affinities: Tensor,
+    start: Tensor,
+    exaggeration: float,
+    rate: float,
+    iterations: int,
+) -> Float[Tensor, "n 2"]:
+    size, padded = affinities.shape
+    points = F.pad(start.T, (0, padded - size), value=_FAR).contiguous()
+    failed = library.functions.tsne_descend(
+        address(affinities),
+        *map(ctypes.c_long, (size, padded)),
+        *map(ctypes.c_float, (exaggeration, rate, _MIN_GAIN)),
+        *map(ctypes.c_long, (EXPLORATION, iterations)),
+        *map(address, points),
+    )
+    if failed:
+        raise MemoryError(f"a map of {size:,} points does not fit into the memory")
+    return points[:, :size].T.contiguous()
+
+
+def _descend_by_operators(
+    affinities: Tensor, start: Tensor, exaggeration: float, rate: float, iterations: int
+) -> Float[Tensor, "n 2"]:
+    points = start.clone()
+    update = torch.zeros_like(points)
+    gains = torch.ones_like(points)
+    for iteration in range(iterations):
+        exploring = iteration < EXPLORATION
+        gradient = tsne_gradient(points, affinities, exaggeration if exploring else 1.0)
+        turned = update * gradient < 0.0
+        gains = torch.where(turned, gains + 0.2, gains * 0.8).clamp_(min=_MIN_GAIN)
+        update.mul_(0.5 if exploring else 0.8).sub_(rate * gains * gradient)
+        points += update
+    return points
+
+
 def tsne_gradient(
     points: Float[Tensor, "n 2"], affinities: Float[Tensor, "n padded"], exaggeration: float = 1.0
 ) -> Float[Tensor, "n 2"]:
     """The gradient of the Kullback-Leibler divergence between affinities and map."""
-    library = load(_SOURCE)
-    if library is None or points.device.type != "cpu":
-        sums = _forces_by_operators(points, affinities)
-    else:
-        sums = _forces(library, points, affinities)
-    attraction, repulsion, weights = sums[:, :2], sums[:, 2:4], sums[:, 4]
-    normalizer = weights.double().sum() - len(points)  # without the pairs of a point and itself
-    return 4 * (exaggeration * attraction - repulsion / normalizer.float())
-
-
-def _forces(library: CLibrary, points: Tensor, affinities: Tensor) -> Float[Tensor, "n 5"]:
-    size, padded = affinities.shape
-    x, y = F.pad(points.T, (0, padded - size), value=_FAR).contiguous()
-    sums = torch.empty(size, _SUMS)
-
-    def compute(first: int, last: int) -> int:
-        limits = map(ctypes.c_long, (padded, first, last))
-        arrays = map(address, (x, y, affinities))
-        status: int = library.functions.tsne_forces(*arrays, *limits, address(sums))
-        return status
-
-    threads = min(torch.get_num_threads(), size * padded // _THREAD_PAIRS)
-    compute_in_threads(compute, size, threads)
-    return sums
-
-
-def _forces_by_operators(points: Tensor, affinities: Tensor) -> Float[Tensor, "n 5"]:
     x, y = points.T
     squares = (x[:, None] - x).square_().add_((y[:, None] - y).square_())
     weights = squares.add_(1).reciprocal_()
     pull = affinities[:, : len(points)] * weights
     push = weights.square()
-    forces = [  # the sums of force * (own point - other point)
+    attraction, repulsion = (  # the sums of force * (own point - other point)
         force.sum(1, keepdim=True) * points - force @ points for force in (pull, push)
-    ]
-    return torch.cat([*forces, weights.sum(1, keepdim=True)], 1)
+    )
+    normalizer = weights.sum().double() - len(points)  # without the pairs of a point and itself
+    return 4 * (exaggeration * attraction - repulsion / normalizer.float())

@@ -89,7 +89,7 @@ def cpu_minutes(job: Job, timed_in: str | None) -> float | None:
     if job.run is None or not job.finished or precision(job) != timed_in:
         return None
     seconds = [record.get("cpu_seconds", 0.0) for record in job.run.lines("metrics.jsonl")]
-    return sum(seconds) / 60 or None
+    return round(sum(seconds) / 60, 6) or None  # the same for steps and for epochs that are stored
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ class StudyResult:
             return ""
         counts = " and ".join(f"{count} in {name}" for name, count in self.precisions)
         return (
-            f"Of the runs {counts} were trained, on other processors: CPU minutes are those of "
+            f"Runs of several processors: {counts}. CPU minutes are those of the runs in "
             f"{self.precisions[0][0]}."
         )
 

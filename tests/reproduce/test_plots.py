@@ -98,6 +98,6 @@ def test_cpu_minutes_are_those_of_the_precision_that_most_runs_have(tmp_path):
     result = StudyResult.collect("baseline", study, jobs, has_test_split=True)
     assert [result.cpu_minutes[title].values for title in jobs] == [(1.0,), (2.0,)]
     assert len(result.validation["MSF"].values) == 2, "accuracies are of all runs"
-    assert "Of the runs 2 in bfloat16 and 1 in float32 were trained" in result.precision_note()
+    assert "2 in bfloat16 and 1 in float32. CPU minutes" in result.precision_note()
     del jobs["MSF"][1]
     assert not StudyResult.collect("baseline", study, jobs, has_test_split=True).precision_note()
