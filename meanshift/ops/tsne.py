@@ -139,8 +139,9 @@ def tsne_gradient(
     weights = squares.add_(1).reciprocal_()
     pull = affinities[:, : len(points)] * weights
     push = weights.square()
-    attraction, repulsion = (  # the sums of force * (own point - other point)
-        force.sum(1, keepdim=True) * points - force @ points for force in (pull, push)
-    )
-    normalizer = weights.sum().double() - len(points)  # without the pairs of a point and itself
-    return 4 * (exaggeration * attraction - repulsion / normalizer.float())
+    # The sums of force * (own point - other point).
+    attraction = pull.sum(1, keepdim=True) * points - pull @ points
+    repulsion = push.sum(1, keepdim=True) * points - push @ points
+    normalizer = weights.sum() - len(points)  # without the pairs of a point and itself
+    gradient: Tensor = 4 * (exaggeration * attraction - repulsion / normalizer)
+    return gradient
