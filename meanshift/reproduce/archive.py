@@ -52,7 +52,11 @@ def store(job: Job, archive: Path) -> Path | None:
         "results": {
             name: {
                 "metrics": _round([result["metrics"]])[0],
-                "card": {key: result["card"][key] for key in _CARD if key in result["card"]},
+                "card": {
+                    key: _without_parents(result["card"][key], job.folder)
+                    for key in _CARD
+                    if key in result["card"]
+                },
             }
             for name, result in run.results.items()
         },
@@ -127,6 +131,13 @@ def restore(archive: Path, out: Path) -> list[Path]:
             write_text(folder / name, text)
         restored.append(folder)
     return restored
+
+
+def _without_parents(value: Any, folder: Path) -> Any:
+    """A text with the folder of a run as `runs/NAME`, wherever it is on this machine."""
+    if not isinstance(value, str):
+        return value
+    return value.replace(str(folder), f"runs/{folder.name}")
 
 
 def _lines(records: Sequence[Mapping[str, Any]]) -> str:

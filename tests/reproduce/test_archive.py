@@ -39,7 +39,11 @@ def job(tmp_path):
     (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     warning = {"step": 2, "kind": "collapse", "message": "a warning"}
     (folder / "warnings.jsonl").write_text(json.dumps(warning) + "\n")
-    card = {"protocol": "knn", "encoder": "msf, step 6", "command": ["/home/somebody/meanshift"]}
+    card = {
+        "protocol": "knn",
+        "encoder": f"{folder}: msf, step 6",
+        "command": ["/home/somebody/meanshift"],
+    }
     result = {"metrics": {"20-NN": 41.23456789}, "card": card}
     (folder / "results" / "knn-test.json").write_text(json.dumps(result))
     return Job("MSF, seed 3", config, folder, {("", "knn"): ()}, "test", images_seen=6)
@@ -69,6 +73,8 @@ def test_the_file_names_nothing_of_the_machine_but_its_size(job, tmp_path):
     text = archive.store(job, tmp_path / "archive").read_text()
     assert "somebody" not in text and str(tmp_path) not in text
     assert json.loads(text)["environment"]["machine"] == {"cores": 2}
+    (result,) = json.loads(text)["results"].values()
+    assert result["card"]["encoder"] == f"runs/{job.folder.name}: msf, step 6"
 
 
 def test_cpu_seconds_of_an_epoch_are_a_sum_and_other_metrics_are_means(job):
