@@ -21,8 +21,8 @@ from meanshift.runtime.c_library import CLibrary, address, compute_in_threads, l
 
 _SOURCE = Path(__file__).with_name("image_kernel.c")
 _BYTES_PLANAR, _BYTES_INTERLEAVED, _FLOATS_PLANAR = range(3)  # layouts, as in the source
-_THREAD_PIXELS = 2**19
-"""pixels that are worth a thread: fewer are computed before another one has started"""
+_THREAD_PIXELS = 2**16
+"""pixels that are worth a thread"""
 
 
 def library() -> CLibrary | None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -70,17 +71,59 @@ def load(source: Path) -> CLibrary | None:
 
 
 def compute_in_threads(compute: Callable[[int, int], int], count: int, threads: int) -> list[int]:
-    """Call `compute(first, last)` for equal parts of `count` items, each in a thread.
+    """Call `compute(first, last)` for equal parts of `count` items, in up to as many threads.
 
-    Returns what the calls return. ctypes releases Python's lock while a function of C runs.
+    Returns what the calls return. ctypes releases Python's lock while a function of C runs. The
+    threads are those of torch, which may still wait busily for its next operator: new ones would
+    share a core with this thread until the scheduler moves them, some milliseconds later.
     """
     threads = min(threads, count)
     if threads <= 1:
         return [compute(0, count)]
     limits = [count * part // threads for part in range(threads + 1)]
-    with ThreadPoolExecutor(threads) as pool:  # a pool that stays would not survive a fork
-        parts = [pool.submit(compute, *part) for part in itertools.pairwise(limits)]
-        return [part.result() for part in parts]
+    parts = deque(enumerate(itertools.pairwise(limits)))
+    results = dict[int, int]()
+    errors: list[BaseException] = []
+
+    def work(_: object) -> None:
+        """Take parts until none is left, as there may be fewer threads than parts."""
+        with suppress(IndexError):
+            while True:
+                number, (first, last) = parts.popleft()
+                try:
+                    results[number] = compute(first, last)
+                except BaseException as error:  # the library that calls this knows no exceptions
+                    errors.append(error)
+
+    _openmp()(_OpenMPFunction(work), None, threads, 0)
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(threads)]
+
+
+_OpenMPFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+@functools.cache
+def _openmp() -> Callable[..., object]:
+    """The function of torch's OpenMP library that runs a function in its threads.
+
+    Where torch has another library, new threads do the same.
+    """
+    try:
+        parallel = ctypes.CDLL(None).GOMP_parallel
+    except (AttributeError, OSError):
+        return _run_in_new_threads
+    parallel.argtypes = (_OpenMPFunction, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    parallel.restype = None
+    return parallel
+
+
+def _run_in_new_threads(work: Callable[[object], None], data: None, threads: int, _: int) -> None:
+    with ThreadPoolExecutor(threads - 1) as pool:
+        for _ in range(threads - 1):
+            pool.submit(work, data)
+        work(data)
 
 
 def address(tensor: Tensor | None) -> ctypes.c_void_p:

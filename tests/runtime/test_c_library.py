@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 
@@ -147,3 +148,51 @@ def test_many_processes_compile_at_once(source):
     outputs = {process.communicate(timeout=120)[0] for process in processes}
     assert len(outputs) == 1 and outputs != {""}
     assert len(cached(source)) == 1
+
+
+@pytest.fixture(params=["torch's", "new"])
+def threads_of(request, monkeypatch):
+    """Compute in the threads of torch, or in new ones where torch has another library."""
+    c_library._openmp.cache_clear()
+    if request.param == "new":
+        monkeypatch.setattr(c_library.ctypes, "CDLL", lambda _: object())
+    yield request.param
+    c_library._openmp.cache_clear()
+
+
+@pytest.mark.usefixtures("threads_of")
+@pytest.mark.parametrize("count", [1, 2, 7, 100])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_each_item_is_computed_once_and_results_are_in_order(count, threads):
+    done = []
+
+    def compute(first, last):
+        done.extend(range(first, last))
+        return first
+
+    results = c_library.compute_in_threads(compute, count, threads)
+    assert sorted(done) == list(range(count))
+    assert len(results) == min(count, threads) and results == sorted(results)
+
+
+def test_parts_run_side_by_side(threads_of):
+    together = threading.Barrier(2)  # breaks if one thread computes both parts
+
+    def compute(first, last):
+        together.wait(timeout=30)
+        return last - first
+
+    assert c_library.compute_in_threads(compute, 2, 2) == [1, 1]
+    is_new = c_library._openmp() is c_library._run_in_new_threads
+    assert is_new == (threads_of == "new")
+
+
+@pytest.mark.usefixtures("threads_of")
+def test_an_error_in_a_thread_is_raised_in_the_caller():
+    def compute(first, _):
+        if first:
+            raise MemoryError("the second part")
+        return 0
+
+    with pytest.raises(MemoryError, match="the second part"):
+        c_library.compute_in_threads(compute, 2, 2)
