@@ -39,7 +39,6 @@ def run_tables(
             print(format_rows([row]).partition("\n")[2], flush=True)
     about = environment()
     about["machine"] |= {
-        "processor": _processor(),
         "memory": _memory(),
         "threads": torch.get_num_threads(),
         "native precision": str(pick_precision("auto", torch.device("cpu"))),
@@ -49,12 +48,6 @@ def run_tables(
     write_text(out / "bench.json", json.dumps(contents, indent=2) + "\n")
     print(f"\nwritten to {out / 'bench.json'}")
     return rows
-
-
-def _processor() -> str:
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text().splitlines() if file.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if "model name" in line), "")
 
 
 def _memory() -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+from pathlib import Path
+
 import torch
 
 
@@ -48,3 +51,18 @@ def pick_precision(name: str, device: torch.device) -> torch.dtype:
 def autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
     """Return the context in which encoders run."""
     return torch.autocast(device.type, dtype=precision, enabled=precision != torch.float32)
+
+
+def processor_name() -> str:
+    """The processor's name, on Linux with family and model, since clouds shorten the name."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        return platform.processor()
+    pairs = (line.partition(":") for line in first.splitlines())
+    fields = {name.strip(): value.strip() for name, _, value in pairs}
+    if "model name" not in fields:
+        return platform.processor() or platform.machine()
+    details = {"family": "cpu family", "model": "model"}
+    known = [f"{word} {fields[name]}" for word, name in details.items() if name in fields]
+    return ", ".join([fields["model name"], *known])

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from meanshift.config import Config, differences, resume_safe
+from meanshift.runtime.device import processor_name
 from meanshift.runtime.files import exclusive_lock, name_full_disk, parse_lines, write_text
 
 
@@ -183,7 +184,7 @@ def environment() -> dict[str, Any]:
         "versions": versions,
         "machine": {
             "system": platform.platform(),
-            "cpu": platform.processor(),
+            "cpu": processor_name(),
             "cores": os.cpu_count(),
         },
         "commit": _commit(),

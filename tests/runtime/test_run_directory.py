@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import subprocess
 from pathlib import Path
@@ -10,8 +11,8 @@ import pytest
 
 from meanshift.config import Config
 from meanshift.config.schema import FORMAT
-from meanshift.runtime import run_directory
-from meanshift.runtime.run_directory import RunDirectory
+from meanshift.runtime import device, run_directory
+from meanshift.runtime.run_directory import RunDirectory, environment
 
 
 def begin(folder, **settings):
@@ -95,8 +96,8 @@ def test_open_refuses_what_is_not_a_run(tmp_path):
 
 
 def test_earlier_sessions_stay_in_the_environment(tmp_path):
-    for device in ("one", "two", "three"):
-        RunDirectory(tmp_path).begin(Config(), extra={"device": device})
+    for name in ("one", "two", "three"):
+        RunDirectory(tmp_path).begin(Config(), extra={"device": name})
     environment = environment_of(tmp_path)
     assert environment["device"] == "three"
     assert [session["device"] for session in environment["earlier"]] == ["one", "two"]
@@ -270,3 +271,16 @@ def test_a_config_of_another_format_is_refused_with_what_to_do(tmp_path, version
             use()
         assert str(caught.value).startswith(f"{path}: has format {version}, this version reads")
     assert path.read_bytes() == before
+
+
+def test_the_environment_names_the_processor(monkeypatch, tmp_path):
+    assert environment()["machine"]["cpu"]
+    cpuinfo = tmp_path / "cpuinfo"
+    processor = "cpu family\t: 6\nmodel\t\t: 85\nmodel name\t: Some CPU\nflags\t\t: fpu\n"
+    cpuinfo.write_text(f"processor\t: 0\n{processor}\nprocessor\t: 1\n{processor}\n")
+    monkeypatch.setattr(device, "Path", lambda _: cpuinfo)
+    assert device.processor_name() == "Some CPU, family 6, model 85"
+    cpuinfo.write_text("model name\t: Other\n\n")
+    assert device.processor_name() == "Other"
+    cpuinfo.write_text("processor\t: 0\nFeatures\t: fp asimd\n")  # as on ARM
+    assert device.processor_name() == (platform.processor() or platform.machine())
