@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from meanshift.ops.inner_products import inner_products
 from meanshift.runtime import distributed, rng
 
 
@@ -148,7 +149,7 @@ def _assign(
     distances = []
     for rows in unit_chunks:
         # |row - center|² is 1 - 2 (row·center - |center|² / 2)
-        scores = torch.addmm(-0.5 * centers.square().sum(1), rows, centers.T)
+        scores = inner_products(rows, centers).sub_(0.5 * centers.square().sum(1))
         best_scores, nearest = scores.max(1)
         assignments.append(nearest)
         distances.append(1 - 2 * best_scores)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 
 import torch
@@ -10,6 +9,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from meanshift.ops import search_kernel
+from meanshift.ops.inner_products import inner_products
 
 BLOCK = 64
 """rows that are represented by their largest similarity in the first pass of a top-k"""
@@ -112,7 +112,7 @@ def nearest_neighbors(
         converted = 0 if rows.dtype == precision else rows.shape[1]
         chunk_rows = chunk_bytes // ((max(1, len(queries)) + converted) * queries.element_size())
         for start, stop in _chunk_bounds(len(rows), max(BLOCK, chunk_rows // BLOCK * BLOCK)):
-            similarity = _inner_products(queries, rows[start:stop].to(precision))
+            similarity = inner_products(queries, rows[start:stop].to(precision))
             _mask_excluded(similarity, start, exclude, exclude_ids)
             if start and queries.device.type == "cpu":  # a GPU would have to wait for the counts
                 values, columns = _above_threshold(similarity, best[:, -1:])
@@ -122,25 +122,6 @@ def nearest_neighbors(
             best, order = torch.cat([best, values], 1).topk(k)
             indices = torch.cat([indices, columns + start], 1).gather(1, order)
     return indices, best
-
-
-def _inner_products(queries: Tensor, rows: Tensor) -> Tensor:
-    """The product of the queries and the transposed rows, by oneDNN where torch has it.
-
-    torch multiplies float32 matrices by MKL, which leaves half of the speed of an AMD processor
-    with AVX-512 unused (docs/performance.md).
-    """
-    if queries.dtype == torch.float32 and queries.device.type == "cpu" and _has_onednn():
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(queries, rows, None, "none", [], "")
-        return product
-    return queries @ rows.T
-
-
-@functools.cache
-def _has_onednn() -> bool:
-    """Whether torch was built with oneDNN and has its product of plain tensors."""
-    operators = torch.ops.mkldnn
-    return torch.backends.mkldnn.is_available() and hasattr(operators, "_linear_pointwise")
 
 
 def stable_topk(

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from meanshift.ops import search_kernel, topk
+from meanshift.ops import inner_products, search_kernel
 from meanshift.ops.topk import (
     EXTRA_CANDIDATES,
     _above_threshold,
@@ -98,7 +98,7 @@ def test_a_similarity_that_is_not_a_number_is_not_overlooked(column):
 def test_the_neighbors_are_the_same_with_and_without_onednn(monkeypatch, has_onednn):
     queries, rows = unit(50, 64, 1), unit(5000, 64, 2)
     monkeypatch.setattr(search_kernel, "library", lambda: None)
-    monkeypatch.setattr(topk, "_has_onednn", lambda: has_onednn)
+    monkeypatch.setattr(inner_products, "_has_onednn", lambda: has_onednn)
     indices, similarities = deterministic_neighbors(queries, rows, 5)
     exact = (queries.double() @ rows.double().T).topk(5)
     assert torch.equal(indices, exact.indices)
