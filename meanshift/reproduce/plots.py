@@ -1,4 +1,4 @@
-"""The plot of a study: its columns along an axis, or as bars; hollow marks are the paper's."""
+"""The plot of a study: its columns along an axis, or by variant; hollow marks are the paper's."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from meanshift.viz.run_reader import Run
 
+FEW = 8
+"""values of which none is left out of a plot"""
+
 
 def draw(result: StudyResult) -> Drawing | None:
     """The plot of a study; None while none of its runs is finished."""
@@ -28,10 +31,10 @@ def draw(result: StudyResult) -> Drawing | None:
     groups = _group(columns)
     titles = list(result.table)
     width = 4.7 if study.axis else 4.2 + 0.04 * max(map(len, titles))
-    height = 3.5 if study.axis else 1.2 + 0.2 * len(titles) * max(map(len, groups))
+    height = 3.5 if study.axis else 1.6 + 0.3 * len(titles)
     figure = style.figure(width * len(groups), height)
     panels = figure.subplots(1, len(groups), squeeze=False, sharey=not study.axis)[0]
-    draw_panel = _draw_lines if study.axis else _draw_bars
+    draw_panel = _draw_lines if study.axis else _draw_rows
     for axes, group in zip(panels, groups, strict=True):
         draw_panel(axes, result, group)
     values = [
@@ -66,7 +69,8 @@ def draw_cpu_time(runs: Mapping[str, Sequence[Run]]) -> Drawing | None:
         label = f"{curves[title][-1][1]:.1f}  {title}"
         points = list(zip(*curves[title], strict=True))
         axes.plot(*points, dashes, color=color, label=label, marker=".", linewidth=width)
-    axes.set_ylim(*_limits([curves[title] for title in learned or ranked]))
+    drawn = [curves[title] for title in learned or ranked]
+    axes.set_ylim(*_limits([curve[end][1] for curve in drawn for end in (0, -1)]))
     axes.set_xlabel("CPU minutes of the training steps, one thread")
     axes.set_title(f"{RANKED_BY} on the validation images, %")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
@@ -79,15 +83,21 @@ def draw_cpu_time(runs: Mapping[str, Sequence[Run]]) -> Drawing | None:
         "Accuracy by CPU time",
         f"{RANKED_BY} on the validation images by the CPU time of the training steps of one "
         f"process, without evaluations; means over seeds, the best at the end first. The axis "
-        f"shows where methods without labels begin and end. {ends}.",
+        f"shows where methods without labels begin and end, but for one far from all others. "
+        f"{ends}.",
     )
 
 
-def _limits(curves: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, float]:
-    """The range of the first and last accuracies, with a margin: one dip does not flatten all."""
-    ends = [curve[place][1] for curve in curves for place in (0, -1)]
-    margin = max(0.5, 0.06 * (max(ends) - min(ends)))
-    return min(ends) - margin, max(ends) + margin
+def _limits(values: Sequence[float]) -> tuple[float, float]:
+    """The range of values with a margin; a few that are far from all others are left out."""
+    kept = list(values)
+    if len(values) >= FEW:
+        low, _, high = statistics.quantiles(values, n=4)
+        reach = 3 * (high - low)  # beyond it a value is called far out (Tukey)
+        kept = [value for value in values if low - reach <= value <= high + reach]
+    spread = max(kept) - min(kept)
+    margin = 0.06 * spread or 0.02 * abs(max(kept)) or 1.0
+    return min(kept) - margin, max(kept) + margin
 
 
 def _mean_curve(runs: Sequence[Run]) -> list[tuple[float, float]]:
@@ -171,18 +181,29 @@ def _draw_lines(axes: Axes, result: StudyResult, group: list[str]) -> None:
         axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=2, borderaxespad=0)
 
 
-def _draw_bars(axes: Axes, result: StudyResult, group: list[str]) -> None:
+def _draw_rows(axes: Axes, result: StudyResult, group: list[str]) -> None:
+    """A row for each variant, with a mark for each column."""
     titles = list(result.table)
-    thickness = 0.8 / len(group)
+    shown = []
     for index, (color, column) in enumerate(zip(style.COLORS, group, strict=False)):
         measurements = [result.table[title][column] for title in titles]
-        offset = thickness * (index - (len(group) - 1) / 2)
+        offset = 0.15 * (index - (len(group) - 1) / 2)  # so that close marks can be told apart
         heights = [row + offset for row in range(len(titles))]
-        means = [each.mean if each.values else 0.0 for each in measurements]
-        stds = [each.std for each in measurements]
-        axes.barh(heights, means, 0.9 * thickness, xerr=stds, color=color, label=column, capsize=2)
+        ours = [(each, y) for each, y in zip(measurements, heights, strict=True) if each.values]
+        shown += [each.mean for each, _ in ours]
+        axes.errorbar(
+            [each.mean for each, _ in ours],
+            [y for _, y in ours],
+            xerr=[each.std for each, _ in ours],
+            fmt="o",
+            markersize=5,
+            capsize=2,
+            color=color,
+            label=column,
+        )
         paper = _paper_points(measurements, heights)
         if paper:
+            shown += [value for value, _ in paper]
             axes.plot(
                 *zip(*paper, strict=True),
                 "o",
@@ -193,11 +214,11 @@ def _draw_bars(axes: Axes, result: StudyResult, group: list[str]) -> None:
             )
     axes.set_yticks(range(len(titles)), titles)
     axes.set_ylim(len(titles) - 0.5, -0.5)
+    axes.set_xlim(*_limits(shown))
     axes.locator_params(axis="x", nbins=6)
-    axes.grid(visible=False, axis="y")
     axes.set_title(_label(group))
     if len(group) > 1:
-        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.08), ncols=2, borderaxespad=0)
+        axes.legend(loc="upper left", bbox_to_anchor=(0, 0), ncols=2, borderaxespad=2.5)
 
 
 def _paper_points(

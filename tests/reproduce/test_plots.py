@@ -7,6 +7,7 @@ import pytest
 
 from meanshift.config.recipes import recipe
 from meanshift.reproduce import plots
+from meanshift.reproduce.claims import Measurement
 from meanshift.reproduce.jobs import Job
 from meanshift.reproduce.results import StudyResult
 from meanshift.reproduce.studies import STUDIES, Variant
@@ -68,6 +69,32 @@ def test_neither_labels_nor_a_dip_stretch_the_axis(runs, tmp_path):
     low, high = drawing.figure.axes[0].get_ylim()
     assert 10 < low < 29 and 42 < high < 80
     assert "Supervised 90.0 after 0.3 minutes" in drawing.text
+
+
+def test_a_value_far_from_all_others_does_not_stretch_the_axis():
+    values = [60.0, 61.0, 61.5, 62.0, 62.5, 63.0, 64.0, 55.0]
+    low, high = plots._limits([*values, 1.0])
+    assert 50 < low < 55 and 64 < high < 66
+    assert plots._limits([1.0, *values[:5]])[0] < 1.0, "all of a few values are shown"
+    low, high = plots._limits([5.0, 5.0])
+    assert low < 5.0 < high
+
+
+def test_a_study_without_an_axis_is_a_row_for_each_variant():
+    table = {
+        "MSF": {"20-NN": Measurement((60.0, 62.0), paper=64.0), "linear": Measurement((70.0,))},
+        "BYOL": {"20-NN": Measurement((50.0, 52.0)), "linear": Measurement()},
+    }
+    study = replace(STUDIES["baseline"](()), columns=("20-NN", "linear"))
+    drawing = plots.draw(StudyResult("baseline", study, table, {}))
+    (axes,) = drawing.figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["MSF", "BYOL"]
+    knn, linear = (each.lines[0].get_xdata() for each in axes.containers)
+    assert list(knn) == [61.0, 51.0] and list(linear) == [70.0], "an unknown metric is not 0"
+    (paper,) = [line for line in axes.lines if "the paper's" in str(line.get_label())]
+    assert list(paper.get_xdata()) == [64.0]
+    low, high = axes.get_xlim()
+    assert 45 < low < 51 and 70 < high < 75
 
 
 def test_runs_without_cpu_time_are_not_drawn(runs):
