@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from meanshift.reproduce.claims import Measurement
-from meanshift.reproduce.results import RANKED_BY, StudyResult
+from meanshift.reproduce.results import RANKED_BY, Hardware, StudyResult, hardware
 from meanshift.viz import style
 from meanshift.viz.figures import Drawing
 
@@ -49,12 +49,15 @@ def draw(result: StudyResult) -> Drawing | None:
     )
 
 
-def draw_cpu_time(runs: Mapping[str, Sequence[Run]]) -> Drawing | None:
+def draw_cpu_time(runs: Mapping[str, Sequence[Run]], timed_on: Hardware | None) -> Drawing | None:
     """Accuracy on the validation images by the CPU time of the training steps, a line per variant.
 
-    Means over the seeds of a variant; None if no run has both.
+    Accuracies are means over all seeds of a variant; CPU time is that of the runs on one
+    hardware, as times of different ones are not comparable. None if no run has both.
     """
-    curves = {title: curve for title, each in runs.items() if (curve := _mean_curve(each))}
+    curves = {
+        title: curve for title, each in runs.items() if (curve := _mean_curve(each, timed_on))
+    }
     if not curves:
         return None
     figure = style.figure(8.2, 1.6 + 0.24 * max(12, len(curves)))
@@ -100,23 +103,29 @@ def _limits(values: Sequence[float]) -> tuple[float, float]:
     return min(kept) - margin, max(kept) + margin
 
 
-def _mean_curve(runs: Sequence[Run]) -> list[tuple[float, float]]:
+def _mean_curve(runs: Sequence[Run], timed_on: Hardware | None) -> list[tuple[float, float]]:
     """(CPU minutes, accuracy) after each monitored epoch, means over runs that have all of them."""
-    curves = []
+    minutes: list[dict[int, float]] = []
+    accuracies: list[dict[int, float]] = []
     for run in runs:
         seconds = 0.0
-        curve = {}
+        time, accuracy = {}, {}
         for record in run.lines("metrics.jsonl"):
             seconds += record.get("cpu_seconds", 0.0)
             if record["kind"] == "monitor" and RANKED_BY in record:
-                curve[record["epoch"]] = (seconds / 60, record[RANKED_BY])
-        if seconds and len(curve) > 1:
-            curves.append(curve)
-    epochs = sorted(set.intersection(*map(set, curves))) if curves else []
+                time[record["epoch"]] = seconds / 60
+                accuracy[record["epoch"]] = record[RANKED_BY]
+        if len(accuracy) > 1:
+            accuracies.append(accuracy)
+            if seconds and hardware(run) == timed_on:
+                minutes.append(time)
+    if not minutes:
+        return []
+    epochs = sorted(set.intersection(*map(set, accuracies)))
     return [
         (
-            statistics.fmean(curve[epoch][0] for curve in curves),
-            statistics.fmean(curve[epoch][1] for curve in curves),
+            statistics.fmean(time[epoch] for time in minutes),
+            statistics.fmean(accuracy[epoch] for accuracy in accuracies),
         )
         for epoch in epochs
     ]

@@ -18,7 +18,7 @@ from meanshift.reproduce.cost import measure_cost
 from meanshift.reproduce.experiment import Experiment
 from meanshift.reproduce.jobs import Job, find_folder, find_runs, run_jobs, same_run
 from meanshift.reproduce.label_free import MEASURES
-from meanshift.reproduce.results import RANKED_BY, StudyResult, precision, protocols
+from meanshift.reproduce.results import RANKED_BY, StudyResult, protocols
 from meanshift.reproduce.studies import Study
 from meanshift.runtime.files import write_text
 from meanshift.viz.figures import draw_figures
@@ -245,17 +245,16 @@ class Reproduction:
         """Accuracy by CPU time of the variants of a study that compares accuracies."""
         if RANKED_BY not in result.study.columns:
             return None
-        timed_in = result.precisions[0][0] if result.precisions else None
         runs = {
             variant.title: [
                 job.run
                 for job in self._jobs_by_row.get((result.name, variant.title), [])
-                if job.run is not None and job.finished and precision(job) == timed_in
+                if job.run is not None and job.finished
             ]
             for variant in result.study.variants
             if not variant.weights
         }
-        drawing = plots.draw_cpu_time(runs)
+        drawing = plots.draw_cpu_time(runs, result.timed_on)
         if drawing is None:
             return None
         path = self._time_image(result).with_suffix("")

@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from meanshift.reproduce import label_free
 from meanshift.reproduce.claims import (
@@ -21,6 +22,7 @@ from meanshift.reproduce.claims import (
 )
 from meanshift.reproduce.jobs import Job
 from meanshift.reproduce.studies import Study
+from meanshift.viz.run_reader import Run
 
 _EVALUATED = {  # column: protocol and its metric
     "1-NN": ("knn", "1-NN"),
@@ -77,16 +79,26 @@ def validation_metric(job: Job) -> float | None:
     return records[-1].get(RANKED_BY) if records else None
 
 
-def precision(job: Job) -> str | None:
-    """The precision that a run was trained in, which depends on the processor."""
-    if job.run is None or not job.finished:
-        return None
-    return str(job.run.environment.get("precision", "")).removeprefix("torch.") or None
+class Hardware(NamedTuple):
+    """What the CPU time of a run depends on; runs of other hardware are not compared by time."""
+
+    precision: str
+    processor: str
+    """its name; empty for runs of versions that did not record it"""
+
+    def __str__(self) -> str:
+        return f"{self.precision} on {self.processor or 'a processor that was not recorded'}"
 
 
-def cpu_minutes(job: Job, timed_in: str | None) -> float | None:
-    """CPU minutes of the training steps; None if not measured, or in another precision."""
-    if job.run is None or not job.finished or precision(job) != timed_in:
+def hardware(run: Run) -> Hardware:
+    """The precision that a run was trained in, and its processor."""
+    precision = str(run.environment.get("precision", "")).removeprefix("torch.")
+    return Hardware(precision, run.environment.get("machine", {}).get("cpu", ""))
+
+
+def cpu_minutes(job: Job, timed_on: Hardware | None) -> float | None:
+    """CPU minutes of the training steps; None if not measured, or on other hardware."""
+    if job.run is None or not job.finished or hardware(job.run) != timed_on:
         return None
     seconds = [record.get("cpu_seconds", 0.0) for record in job.run.lines("metrics.jsonl")]
     return round(sum(seconds) / 60, 6) or None  # the same for steps and for epochs that are stored
@@ -104,10 +116,9 @@ class StudyResult:
     without_labels: Table = field(default_factory=dict)
     """measures without labels of the variants that learn without them"""
     cpu_minutes: Mapping[str, Measurement] = field(default_factory=dict)
-    """of the training steps, of the runs in the precision that most runs have: another precision
-    tells of another processor"""
-    precisions: Sequence[tuple[str, int]] = ()
-    """the precisions of all runs and how many have it, the most frequent one first"""
+    """of the training steps, of the runs on the hardware that most runs have"""
+    hardware: Sequence[tuple[Hardware, int]] = ()
+    """precisions and processors of all runs and how many have it, the most frequent one first"""
 
     @staticmethod
     def collect(
@@ -126,9 +137,10 @@ class StudyResult:
         validation: dict[str, Measurement] = {}
         unlabeled: dict[str, dict[str, Measurement]] = {}
         minutes: dict[str, Measurement] = {}
-        every = {id(job): precision(job) for runs in jobs.values() for job in runs}
-        precisions = Counter(filter(None, every.values())).most_common()
-        timed_in = precisions[0][0] if precisions else None
+        every = {id(job): job for runs in jobs.values() for job in runs}.values()
+        runs = [job.run for job in every if job.run is not None and job.finished]
+        used = Counter(map(hardware, runs)).most_common()
+        timed_on = used[0][0] if used else None
         for variant in study.variants:
             row = table[variant.title] = {}
             for column in study.columns:
@@ -138,14 +150,14 @@ class StudyResult:
             if has_test_split and not variant.weights:
                 validation[variant.title] = measure(variant.title, validation_metric)
             if not variant.weights:
-                time = functools.partial(cpu_minutes, timed_in=timed_in)
+                time = functools.partial(cpu_minutes, timed_on=timed_on)
                 minutes[variant.title] = measure(variant.title, time)
             if not variant.weights and variant.changes.get("method.name") != "supervised":
                 unlabeled[variant.title] = {
                     name: measure(variant.title, functools.partial(metric_of, column=name))
                     for name in label_free.MEASURES
                 }
-        return StudyResult(name, study, table, validation, unlabeled, minutes, precisions)
+        return StudyResult(name, study, table, validation, unlabeled, minutes, used)
 
     def verdicts(self) -> list[tuple[Claim, Verdict]]:
         columns = self.study.columns
@@ -221,22 +233,24 @@ class StudyResult:
             f"### {self.study.title}",
             "\n".join(lines),
             f"Not run yet: {', '.join(missing)}." if missing else "",
-            self.precision_note(),
+            self.hardware_note(),
             self._claims_table(),
             self.best(),
             label_free.markdown(self.choices(), RANKED_BY),
         ]
         return "\n\n".join(filter(None, parts)) + "\n"
 
-    def precision_note(self) -> str:
-        """A sentence on runs of different precisions; empty if there is one for all."""
-        if len(self.precisions) < 2:
+    @property
+    def timed_on(self) -> Hardware | None:
+        """The hardware whose runs the CPU minutes are of."""
+        return self.hardware[0][0] if self.hardware else None
+
+    def hardware_note(self) -> str:
+        """A sentence on runs of different hardware; empty if all have the same."""
+        if len(self.hardware) < 2:
             return ""
-        counts = " and ".join(f"{count} in {name}" for name, count in self.precisions)
-        return (
-            f"Runs of several processors: {counts}. CPU minutes are those of the runs in "
-            f"{self.precisions[0][0]}."
-        )
+        counts = "; ".join(f"{count} in {used}" for used, count in self.hardware)
+        return f"Runs of several machines: {counts}. CPU minutes are those of the first of these."
 
     def _claims_table(self) -> str:
         """A row for each metric of each claim, with its own outcome.

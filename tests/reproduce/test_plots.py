@@ -9,7 +9,7 @@ from meanshift.config.recipes import recipe
 from meanshift.reproduce import plots
 from meanshift.reproduce.claims import Measurement
 from meanshift.reproduce.jobs import Job
-from meanshift.reproduce.results import StudyResult
+from meanshift.reproduce.results import Hardware, StudyResult
 from meanshift.reproduce.studies import STUDIES, Variant
 from meanshift.viz.run_reader import Run
 
@@ -50,7 +50,7 @@ def runs(tmp_path):
 
 
 def test_a_curve_is_the_mean_over_seeds_at_epochs_that_all_have(runs):
-    drawing = plots.draw_cpu_time(runs)
+    drawing = plots.draw_cpu_time(runs, Hardware("", ""))
     (axes,) = drawing.figure.axes
     (line,) = axes.lines
     assert list(line.get_xdata()) == [0.0, 1.5] and list(line.get_ydata()) == [31.0, 42.0]
@@ -65,7 +65,9 @@ def test_neither_labels_nor_a_dip_stretch_the_axis(runs, tmp_path):
 
     supervised = make_run(tmp_path / "4", curve(30.0, 80.0, 90.0), "supervised")
     dip = make_run(tmp_path / "5", curve(30.0, 10.0, 29.0), "pirl")
-    drawing = plots.draw_cpu_time({**runs, "Supervised": [supervised], "PIRL": [dip]})
+    drawing = plots.draw_cpu_time(
+        {**runs, "Supervised": [supervised], "PIRL": [dip]}, Hardware("", "")
+    )
     low, high = drawing.figure.axes[0].get_ylim()
     assert 10 < low < 29 and 42 < high < 80
     assert "Supervised 90.0 after 0.3 minutes" in drawing.text
@@ -98,33 +100,49 @@ def test_a_study_without_an_axis_is_a_row_for_each_variant():
 
 
 def test_runs_without_cpu_time_are_not_drawn(runs):
-    assert plots.draw_cpu_time({"BYOL": runs["BYOL"], "none": []}) is None
+    assert plots.draw_cpu_time({"BYOL": runs["BYOL"], "none": []}, Hardware("", "")) is None
 
 
-def make_job(folder, seed, precision, cpu_seconds):
-    records = [record("train", 1, cpu_seconds=cpu_seconds), record("monitor", 1, **{"20-NN": 40.0})]
-    run = make_run(folder, records)
-    environment = {"precision": f"torch.{precision}", "steps": 10}
+def make_job(folder, seed, hardware, cpu_seconds, accuracy=40.0):
+    parts = [record("train", epoch, cpu_seconds=cpu_seconds / 2) for epoch in (1, 2)]
+    monitored = [record("monitor", epoch, **{"20-NN": accuracy}) for epoch in (0, 2)]
+    run = make_run(folder, [monitored[0], parts[0], parts[1], monitored[1]])
+    environment = {
+        "precision": f"torch.{hardware.precision}",
+        "steps": 20,
+        "machine": {"cpu": hardware.processor},
+    }
     (folder / "environment.json").write_text(json.dumps(environment))
     (folder / "checkpoints").mkdir()
-    (folder / "checkpoints" / "step-000000010.pt").touch()
+    (folder / "checkpoints" / "step-000000020.pt").touch()
     config = run.config.with_overrides({"train.seed": seed})
     return Job("", config, folder, {}, split="", images_seen=0)
 
 
-def test_cpu_minutes_are_those_of_the_precision_that_most_runs_have(tmp_path):
-    """Another precision is that of another processor, whose time is not comparable."""
+def test_cpu_time_is_that_of_the_hardware_that_most_runs_have(tmp_path):
+    """Times of different processors, or precisions, are not comparable; accuracies are."""
     study = replace(STUDIES["baseline"](()), variants=[Variant("MSF", {}), Variant("BYOL", {})])
+    unnamed, epyc, slow = (
+        Hardware("bfloat16", ""),
+        Hardware("bfloat16", "EPYC"),
+        Hardware("float32", "EPYC"),
+    )
     jobs = {
         "MSF": [
-            make_job(tmp_path / "1", 0, "bfloat16", 60.0),
-            make_job(tmp_path / "2", 1, "float32", 600.0),
+            make_job(tmp_path / "1", 0, unnamed, 60.0),
+            make_job(tmp_path / "2", 1, slow, 600.0, accuracy=50.0),
+            make_job(tmp_path / "3", 2, epyc, 300.0, accuracy=60.0),
         ],
-        "BYOL": [make_job(tmp_path / "3", 0, "bfloat16", 120.0)],
+        "BYOL": [make_job(tmp_path / "4", 0, unnamed, 120.0)],
     }
     result = StudyResult.collect("baseline", study, jobs, has_test_split=True)
+    assert result.timed_on == unnamed
     assert [result.cpu_minutes[title].values for title in jobs] == [(1.0,), (2.0,)]
-    assert len(result.validation["MSF"].values) == 2, "accuracies are of all runs"
-    assert "2 in bfloat16 and 1 in float32. CPU minutes" in result.precision_note()
-    del jobs["MSF"][1]
-    assert not StudyResult.collect("baseline", study, jobs, has_test_split=True).precision_note()
+    assert result.validation["MSF"].values == (40.0, 50.0, 60.0), "accuracies are of all runs"
+    note = result.hardware_note()
+    assert "2 in bfloat16 on a processor that was not recorded; 1 in float32 on EPYC; 1 in" in note
+    runs = {title: [job.run for job in each] for title, each in jobs.items()}
+    drawing = plots.draw_cpu_time(runs, result.timed_on)
+    assert "MSF 50.0 after 1.0 minutes" in drawing.text, "of all seeds, at the time of one"
+    del jobs["MSF"][1:]
+    assert not StudyResult.collect("baseline", study, jobs, has_test_split=True).hardware_note()
