@@ -23,6 +23,10 @@ _GROUP = 64
 MIN_QUERIES = 32
 """a search of fewer queries is faster by torch, since the kernel compares rows with whole groups"""
 
+ROUND_FIRST = True
+"""whether a processor with products of bfloat16 compares rounded values first; no result depends
+on it"""
+
 
 def library() -> CLibrary | None:
     """The compiled library; None without such a processor or a compiler, or switched off."""
@@ -74,6 +78,7 @@ def nearest_rows(
             *map(ctypes.c_long, rows.shape),
             *map(address, (exclude, query_ids, row_ids)),
             ctypes.c_long(k),
+            ctypes.c_long(ROUND_FIRST),
             address(similarities),
             address(neighbors),
         )

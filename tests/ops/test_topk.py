@@ -67,6 +67,59 @@ def test_the_kernel_finds_what_sorting_finds(monkeypatch, count, threads):
         assert (indices == exact.indices[:, :k]).double().mean() > 0.999
 
 
+def without_rounding(monkeypatch, *arguments, **options):
+    with monkeypatch.context() as patch:
+        patch.setattr(search_kernel, "ROUND_FIRST", False)
+        return search_kernel.nearest_rows(*arguments, **options)
+
+
+@pytest.fixture
+def rounding():
+    if search_kernel.library() is None or not torch.cpu.get_capabilities().get("avx512_bf16"):
+        pytest.skip("needs a processor with products of bfloat16, Linux and a C compiler")
+
+
+@pytest.mark.usefixtures("rounding")
+@pytest.mark.parametrize("spread", [1.0, 0.03, 0.001])
+@pytest.mark.parametrize("dim", [1, 2, 15, 31, 33, 64, 129, 513])
+def test_rounding_first_changes_no_bit(monkeypatch, dim, spread):
+    """However near the rows are to one another: rounding is then too coarse to tell them apart."""
+    center = random_rows(1, dim, 3)
+    queries = F.normalize(center + spread * random_rows(150, dim, 1))
+    rows = F.normalize(center + spread * random_rows(5000, dim, 2))
+    ids = torch.arange(5000) % 150
+    for options in (
+        {},
+        {"exclude": torch.arange(150)},
+        {"exclude_ids": (torch.arange(150), ids)},
+    ):
+        for k in (1, 20):
+            found = search_kernel.nearest_rows(queries, rows, k, **options)
+            expected = without_rounding(monkeypatch, queries, rows, k, **options)
+            assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.usefixtures("rounding")
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-22, 1e-14, 1e-10, 1e10, 1e16, 3e38, torch.inf])
+def test_rounding_first_changes_no_bit_of_very_large_or_small_values(monkeypatch, scale):
+    queries, rows = random_rows(70, 40, 1), random_rows(3000, 40, 2)
+    rows[::7] *= scale
+    rows[::11, :20] *= scale
+    for some in (queries, queries * scale if 0 < scale < 1e30 else queries):
+        found = search_kernel.nearest_rows(some, rows, 5)
+        expected = without_rounding(monkeypatch, some, rows, 5)
+        assert (found is None) == (expected is None)
+        assert found is None or all(map(torch.equal, found, expected))
+
+
+@pytest.mark.usefixtures("rounding")
+@pytest.mark.parametrize("column", [0, 2999])
+def test_rounding_first_overlooks_nothing_that_is_not_a_number(column):
+    queries, rows = random_rows(70, 40, 1), random_rows(3000, 40, 2)
+    rows[column, 39] = torch.nan
+    assert search_kernel.nearest_rows(queries, rows, 5) is None
+
+
 def test_the_kernel_is_used_for_many_queries_only(monkeypatch):
     if search_kernel.library() is None:
         pytest.skip("needs a processor with AVX2, Linux and a C compiler")
