@@ -237,4 +237,4 @@ def _paper_points(
 
 
 def _short(position: float) -> str:
-    return f"{position / 1000:.3g}K" if position >= 1000 else f"{position:g}"
+    return f"{position:,.0f}" if position >= 1000 else f"{position:g}"
