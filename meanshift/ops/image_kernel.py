@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from torch import Tensor
 
 from meanshift.ops.image import ColorParameters
-from meanshift.runtime.c_library import CLibrary, address, compute_in_threads, load
+from meanshift.runtime.c_library import FINITE, CLibrary, address, compute_in_threads, load
 
 _SOURCE = Path(__file__).with_name("image_kernel.c")
 _BYTES_PLANAR, _BYTES_INTERLEAVED, _FLOATS_PLANAR = range(3)  # layouts, as in the source
@@ -27,7 +27,7 @@ _THREAD_PIXELS = 2**16
 
 def library() -> CLibrary | None:
     """The compiled library; None where there is no compiler, or it is switched off."""
-    return load(_SOURCE)
+    return load(_SOURCE, FINITE)
 
 
 def description() -> str:

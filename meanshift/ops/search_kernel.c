@@ -35,12 +35,6 @@ static inline unsigned above(Lanes a, Lanes b) {
 #endif
 }
 
-static int is_nan(float value) { /* by its bits: the compiler assumes that there are none */
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return (bits & 0x7fffffffu) > 0x7f800000u;
-}
-
 static long least(long a, long b) { return a < b ? a : b; }
 static long most(long a, long b) { return a > b ? a : b; }
 
@@ -103,7 +97,7 @@ static int search_tile(const Search *search, const float *packed, float *thresho
             unsigned lanes = above(((Lanes *)stored[r])[v], ((Lanes *)thresholds)[v]);
             for (; lanes; lanes &= lanes - 1) {
                 const int lane = v * LANES + __builtin_ctz(lanes);
-                if (is_nan(stored[r][lane])) return NOT_A_NUMBER;
+                if (isnan(stored[r][lane])) return NOT_A_NUMBER;
                 thresholds[lane] =
                     insert(search, first_query + lane, numbers[r], stored[r][lane]);
             }
@@ -129,8 +123,8 @@ typedef struct {
 #if defined(__AVX512BF16__)
 enum { CAN_ROUND = 1 };
 
-/* Round values; returns at least their norm. It is infinite where squares might leave the range of
- * float32, so that every similarity is computed. */
+/* Round values; returns at least their norm, or NaN where squares might leave the range of float32:
+ * then no similarity is below a threshold, and all of them are computed. */
 static float round_values(const float *values, long dim, uint32_t *pairs) {
     __m512 squares = _mm512_setzero_ps();
     for (long d = 0; d < dim; d += 2 * LANES) {
@@ -142,7 +136,7 @@ static float round_values(const float *values, long dim, uint32_t *pairs) {
         _mm512_storeu_si512(pairs + d / 2, (__m512i)rounded);
     }
     const float sum = _mm512_reduce_add_ps(squares);
-    return sum > 1e-24f && sum < 1e30f ? 1.005f * sqrtf(sum) : __builtin_inff();
+    return sum > 1e-24f && sum < 1e30f ? 1.005f * sqrtf(sum) : __builtin_nanf("");
 }
 
 /* A bit for each of ROWS rows of the block that may be above the threshold of a query. */
@@ -186,12 +180,12 @@ static unsigned candidates(const Rounded *rounded, long first_row, long first_la
 
 /* Put `count` rounded queries into the lanes of groups; lanes without a query have zeros.
  *
- * A rounded value has 8 bits, so rounding moves it by at most 1/512 of itself, the product of two by
- * at most 1/256 + 1/512^2, and a similarity by that times both norms. A sum of float32 loses at most
+ * A rounded value has 8 bits, so rounding moves it by at most 1/256 of itself, the product of two by
+ * at most 1/128 + 1/256^2, and a similarity by that times both norms. A sum of float32 loses at most
  * dim / 2^24 of them, and two sums are compared. */
 static void pack_rounded(const float *queries, long count, long dim, long padded,
                          const Rounded *rounded) {
-    const float of_norms = 1.01f / 256 + (float)dim / (1 << 22);
+    const float of_norms = 1.01f / 128 + (float)dim / (1 << 22);
     for (long query = 0; query < padded; query++) {
         uint32_t *lane = rounded->packed + query / GROUP * GROUP * rounded->pairs + query % GROUP;
         rounded->margins[query] = 0;

@@ -35,10 +35,12 @@ def library() -> CLibrary | None:
     return load(_SOURCE)
 
 
-def can_search(queries: Tensor, rows: Tensor) -> bool:
+def can_search(queries: Tensor, rows: Tensor, k: int) -> bool:
     """Whether `nearest_rows` can search these rows, and is faster than torch's operators."""
     return (
         len(queries) >= MIN_QUERIES
+        and k > 0
+        and queries.shape[1] == rows.shape[1] > 0
         and all(
             tensor.device.type == "cpu" and tensor.dtype == torch.float32
             for tensor in (queries, rows)

@@ -97,7 +97,7 @@ def nearest_neighbors(
     and the ids of the rows: rows of the query's id are not neighbors. Where fewer than k rows are
     left, the similarity is -inf. The order of equal similarities is undefined.
     """
-    if search_kernel.can_search(queries, rows):
+    if search_kernel.can_search(queries, rows, k):
         found = search_kernel.nearest_rows(
             queries, rows, k, exclude=exclude, exclude_ids=exclude_ids
         )

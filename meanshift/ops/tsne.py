@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from meanshift.ops.topk import nearest_neighbors
-from meanshift.runtime.c_library import CLibrary, address, load
+from meanshift.runtime.c_library import FINITE, CLibrary, address, load
 
 _SOURCE = Path(__file__).with_name("tsne_kernel.c")
 _PADDING = 16
@@ -47,7 +47,7 @@ def tsne(
     """
     affinities = joint_affinities(features, perplexity)
     rate = max(len(features) / exaggeration / 4, 50.0)
-    library = load(_SOURCE)
+    library = load(_SOURCE, FINITE)
     descend = _descend_by_operators if library is None else functools.partial(_descend, library)
     points: Tensor = descend(affinities, start.float(), exaggeration, rate, iterations)
     return points

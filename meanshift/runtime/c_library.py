@@ -32,8 +32,10 @@ SWITCH = "MEANSHIFT_C_KERNELS"
 # mode of the whole process.
 _FLAGS = (
     *("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-s"),
-    *("-fno-math-errno", "-fno-trapping-math", "-ffinite-math-only", "-fno-signed-zeros"),
+    *("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros"),
 )
+FINITE = "-ffinite-math-only"
+"""flag of a source that computes faster where no value is infinite or not a number"""
 _COMPILERS = ("cc", "gcc", "clang")
 _TIMEOUT = 120  # seconds for a compiler that takes about one
 
@@ -48,7 +50,7 @@ class CLibrary:
 
 
 @functools.cache
-def load(source: Path) -> CLibrary | None:
+def load(source: Path, *flags: str) -> CLibrary | None:
     """Compile and load a C source, or return None where that is not possible or switched off.
 
     The library is kept in the user's cache, by source, flags and processor.
@@ -56,7 +58,7 @@ def load(source: Path) -> CLibrary | None:
     if sys.platform != "linux" or os.environ.get(SWITCH) == "0":
         return None
     try:
-        return _load_from(_cache(), source)
+        return _load_from(_cache(), source, flags)
     except (OSError, RuntimeError):  # there is no home, or it is read-only or allows no programs
         pass
     except subprocess.SubprocessError as error:
@@ -64,7 +66,7 @@ def load(source: Path) -> CLibrary | None:
         return None
     try:
         with tempfile.TemporaryDirectory(prefix="meanshift-") as folder:  # of this user alone
-            return _load_from(Path(folder), source)
+            return _load_from(Path(folder), source, flags)
     except (OSError, subprocess.SubprocessError) as error:
         _report(error)
         return None
@@ -137,9 +139,9 @@ def _cache() -> Path:
     return root / "meanshift" / "kernels"
 
 
-def _load_from(folder: Path, source: Path) -> CLibrary | None:
+def _load_from(folder: Path, source: Path, flags: tuple[str, ...]) -> CLibrary | None:
     """Load the library from a folder, and compile it into the folder if it is not there."""
-    content = [source.read_bytes(), " ".join(_FLAGS).encode(), _processor()]
+    content = [source.read_bytes(), " ".join(_FLAGS + flags).encode(), _processor()]
     key = hashlib.sha256(b"\0".join(content)).hexdigest()[:16]
     file = folder / f"{source.stem}-{key}.so"
     if not file.exists():
@@ -147,7 +149,7 @@ def _load_from(folder: Path, source: Path) -> CLibrary | None:
         if compiler is None:
             return None
         folder.mkdir(parents=True, exist_ok=True)
-        _compile(compiler, source, file)
+        _compile(compiler, source, file, flags)
     fingerprint = hashlib.sha256(file.read_bytes()).hexdigest()[:8]
     try:
         return CLibrary(ctypes.CDLL(str(file)), fingerprint)
@@ -157,10 +159,10 @@ def _load_from(folder: Path, source: Path) -> CLibrary | None:
         raise
 
 
-def _compile(compiler: str, source: Path, file: Path) -> None:
+def _compile(compiler: str, source: Path, file: Path, flags: tuple[str, ...]) -> None:
     with tempfile.TemporaryDirectory(prefix="meanshift-") as folder:
         output = Path(folder) / file.name
-        command = [compiler, *_FLAGS, source.name, "-o", str(output), "-lm"]
+        command = [compiler, *_FLAGS, *flags, source.name, "-o", str(output), "-lm"]
         subprocess.run(
             command, cwd=source.parent, check=True, capture_output=True, timeout=_TIMEOUT
         )

@@ -100,6 +100,22 @@ def test_rounding_first_changes_no_bit(monkeypatch, dim, spread):
 
 
 @pytest.mark.usefixtures("rounding")
+@pytest.mark.parametrize("dim", [1, 2, 3, 64, 513])
+def test_rounding_first_changes_no_bit_where_it_errs_most(monkeypatch, dim):
+    """1 + 2**-8 is rounded down by half of the last bit, and rows of few values are close."""
+    queries = torch.full((64, dim), 1 + 2**-8)
+    rows = torch.full((3000, dim), 1.002)
+    rows[2000] = 1 + 2**-8
+    indices, _ = search_kernel.nearest_rows(queries, rows, 1)
+    assert (indices == 2000).all()
+    for seed in range(5 if dim <= 3 else 0):
+        some, others = unit(512, dim, seed), unit(20_000, dim, 100 + seed)
+        found = search_kernel.nearest_rows(some, others, 5)
+        expected = without_rounding(monkeypatch, some, others, 5)
+        assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.usefixtures("rounding")
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-22, 1e-14, 1e-10, 1e10, 1e16, 3e38, torch.inf])
 def test_rounding_first_changes_no_bit_of_very_large_or_small_values(monkeypatch, scale):
     queries, rows = random_rows(70, 40, 1), random_rows(3000, 40, 2)
@@ -136,6 +152,9 @@ def test_the_kernel_is_used_for_many_queries_only(monkeypatch):
         nearest_neighbors(queries, rows.to(queries.dtype), 3)
     nearest_neighbors(rows, unit(16, 100).T, 3)
     assert counts == [32]
+    assert search_kernel.can_search(rows, rows, 1)
+    assert not search_kernel.can_search(rows, rows, 0)
+    assert not search_kernel.can_search(rows, rows[:, :15].contiguous(), 1)
 
 
 @pytest.mark.usefixtures("each_search")

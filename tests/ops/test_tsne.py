@@ -15,7 +15,7 @@ from meanshift.ops.tsne import joint_affinities, tsne, tsne_gradient
 def each_way(request, monkeypatch):
     """The forces by the compiled kernel, and by torch's operators."""
     if request.param == "operators":
-        monkeypatch.setattr(tsne_module, "load", lambda _: None)
+        monkeypatch.setattr(tsne_module, "load", lambda *_: None)
     elif tsne_module.load(tsne_module._SOURCE) is None:
         pytest.skip("needs Linux and a C compiler")
 
@@ -59,7 +59,7 @@ def test_the_kernel_takes_the_same_steps(monkeypatch, count):
     start = 3 * torch.randn(count, 2, generator=torch.Generator().manual_seed(1))
     options = {"perplexity": min(30.0, (count - 1) / 3), "exaggeration": 3.0, "iterations": 4}
     ours = tsne(clusters(count), start, **options)
-    monkeypatch.setattr(tsne_module, "load", lambda _: None)
+    monkeypatch.setattr(tsne_module, "load", lambda *_: None)
     expected = tsne(clusters(count), start, **options)
     assert not torch.allclose(ours, start, atol=0.1)
     torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-3)
