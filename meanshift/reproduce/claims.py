@@ -243,7 +243,7 @@ def _compare(
     outcome = decide(difference)
     note = ""
     if outcome == UNKNOWN:
-        note = f"effects above {difference.half_width:.{digits}f} could have been seen"
+        note = f"differences above {difference.half_width:.{digits}f} would have been told"
     return Comparison(
         metric, values, outcome, note, f"{difference.mean:+.{digits}f} ({interval})", paper
     )
