@@ -167,7 +167,10 @@ def similar(text: str, one: str, other: str, within: float, *columns: str) -> Cl
     def decide(table: Table, all_columns: Sequence[str]) -> Verdict:
         names = columns or all_columns
         return _combine(
-            [_compare(name, table[one][name], table[other][name], outcome) for name in names]
+            [
+                _compare(name, table[one][name], table[other][name], outcome, within=within)
+                for name in names
+            ]
         )
 
     return Claim(text, decide)
@@ -226,6 +229,8 @@ def _compare(
     b: Measurement,
     decide: Callable[[Interval], Outcome],
     suffix: str = "",
+    *,
+    within: float | None = None,
 ) -> Comparison:
     """The outcome for one metric, from the paired difference of two measurements."""
     values = f"{a} against {b}{suffix}"
@@ -242,7 +247,9 @@ def _compare(
     interval = f"{difference.low:+.{digits}f} to {difference.high:+.{digits}f}"
     outcome = decide(difference)
     note = ""
-    if outcome == UNKNOWN:
+    if outcome == UNKNOWN and within is not None:
+        note = f"partly beyond {within:g} points"
+    elif outcome == UNKNOWN:
         note = f"differences above {difference.half_width:.{digits}f} would have been told"
     return Comparison(
         metric, values, outcome, note, f"{difference.mean:+.{digits}f} ({interval})", paper

@@ -118,7 +118,7 @@ def test_higher_compares_its_own_columns_only():
     [
         ([(60.0, 60.2)], [(60.5, 60.75)], "holds", "c0"),
         ([(60.0, 60.2)], [(64.0, 64.25)], "does not hold", "c0"),
-        ([(60.0, 60.2)], [(61.9, 62.15)], "cannot be told", "c0"),
+        ([(60.0, 60.2)], [(61.9, 62.15)], "cannot be told", "partly beyond 2 points"),
         ([WIDE], [LOW], "cannot be told", "c0"),
         ([ONE], [HIGH], "cannot be told", "seed"),
         ([NONE], [HIGH], "cannot be told", "not run"),
