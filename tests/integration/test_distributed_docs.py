@@ -121,23 +121,34 @@ def test_the_pods_of_the_kubernetes_job_train_together(images, tmp_path):
     job = yaml.safe_load(block("yaml"))["spec"]
     (container,) = job["template"]["spec"]["containers"]
     *shell, script = [*container["command"], *container["args"]]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    run = tmp_path / "run"
-    script = with_tiny_settings(script, images, run, 2)
-    script = script.replace("--nproc-per-node 8", "--nproc-per-node 1").replace("29500", str(port))
-    pods = [
-        subprocess.Popen(
-            [*shell, script],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(JOB_COMPLETION_INDEX=str(index), MASTER_ADDR="127.0.0.1"),
-        )
-        for index in range(job["completions"])
-    ]
-    outputs = [pod.communicate(timeout=150) for pod in pods]
+    outputs: list[tuple[str, str]] = []
+    for attempt in range(3):  # another program may take the port before the pods do
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        run = tmp_path / f"run-{attempt}"
+        command = with_tiny_settings(script, images, run, 2)
+        command = command.replace("--nproc-per-node 8", "--nproc-per-node 1")
+        command = command.replace("29500", port)
+        pods = [
+            subprocess.Popen(
+                [*shell, command],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment(JOB_COMPLETION_INDEX=str(index), MASTER_ADDR="127.0.0.1"),
+            )
+            for index in range(job["completions"])
+        ]
+        try:
+            outputs = [pod.communicate(timeout=90) for pod in pods]
+        except subprocess.TimeoutExpired:
+            for pod in pods:
+                pod.terminate()
+            for pod in pods:
+                pod.communicate()
+            continue
+        break
     assert [pod.returncode for pod in pods] == [0, 0], outputs
     assert logged_steps(run) == list(range(1, 13))
     assert len(checkpoint.latest(run / "checkpoints")[0]["parts"]) == 2
