@@ -250,7 +250,7 @@ def _compare(
     if outcome == UNKNOWN and within is not None:
         note = f"partly beyond {within:g} points"
     elif outcome == UNKNOWN:
-        note = f"differences above {difference.half_width:.{digits}f} would have been told"
+        note = f"differences above {difference.half_width:.{digits}f} would have been detected"
     return Comparison(
         metric, values, outcome, note, f"{difference.mean:+.{digits}f} ({interval})", paper
     )

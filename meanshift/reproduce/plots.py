@@ -93,14 +93,14 @@ def draw_cpu_time(runs: Mapping[str, Sequence[Run]], timed_on: Hardware | None) 
 
 def _limits(values: Sequence[float]) -> tuple[float, float]:
     """The range of values with a margin; a few that are far from all others are left out."""
-    kept = list(values)
+    inside = list(values)
     if len(values) >= FEW:
         low, _, high = statistics.quantiles(values, n=4)
         reach = 3 * (high - low)  # beyond it a value is called far out (Tukey)
-        kept = [value for value in values if low - reach <= value <= high + reach]
-    spread = max(kept) - min(kept)
-    margin = 0.06 * spread or 0.02 * abs(max(kept)) or 1.0
-    return min(kept) - margin, max(kept) + margin
+        inside = [value for value in values if low - reach <= value <= high + reach]
+    spread = max(inside) - min(inside)
+    margin = 0.06 * spread or 0.02 * abs(max(inside)) or 1.0
+    return min(inside) - margin, max(inside) + margin
 
 
 def _mean_curve(runs: Sequence[Run], timed_on: Hardware | None) -> list[tuple[float, float]]:
