@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "names", nargs="+", metavar="NAME", help=f"one or more of {', '.join(STUDIES)}; or all"
     )
     parser.add_argument(
-        "--scale", default="cpu", help=f"one of {', '.join(SCALES)} (docs/results.md) [cpu]"
+        "--scale",
+        default="",
+        help=f"one of {', '.join(SCALES)} (docs/results.md) [small with --data, else cpu]",
     )
     parser.add_argument(
         "--data",
@@ -68,8 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="DIR",
         help="finished runs without their weights: those found there are not trained, new ones are "
-        "added; `none` for none [scales cpu and cpu-paper: docs/reproduced/SCALE-DATA, where "
-        "docs/reproduced exists]",
+        "added; `none` for none [scales cpu, cpu-paper and small: docs/reproduced/SCALE-DATA, "
+        "where docs/reproduced exists]",
     )
     parser.add_argument(
         "--plan", action="store_true", help="only print the commands that would be run"
@@ -81,9 +83,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def base_config(argv: Sequence[str]) -> Config:
     scanner = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    scanner.add_argument("--scale", nargs="?", default="cpu")
-    scale = scanner.parse_known_args(argv)[0].scale
-    return find_scale(scale or "cpu").config
+    for option in ("--scale", "--data"):
+        scanner.add_argument(option, nargs="?")
+    scanned = scanner.parse_known_args(argv)[0]
+    return find_scale(_scale_name(scanned.scale, scanned.data)).config
+
+
+def _scale_name(typed: str | None, data: str | None) -> str:
+    """The typed scale; for the user's own images the one that is made for a folder of them."""
+    return typed or ("small" if data else "cpu")
 
 
 def _archive(typed: Path | None, experiment: Experiment) -> Path | None:
@@ -105,9 +113,10 @@ def run(args: argparse.Namespace) -> int:
     from meanshift.runtime.signals import Stopped
 
     names = list(STUDIES) if "all" in args.names else args.names
+    scale = _scale_name(args.scale, args.data)
     device = {"train.device": args.devices[0]} if args.devices else {}
     experiment = Experiment.open(
-        args.scale,
+        scale,
         data=args.data,
         overrides=typed_settings(args) | device,
         equal_epochs=args.equal_epochs,
@@ -116,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
     devices = args.devices or [experiment.config.train.device]
     for each in devices:  # reported now, not after minutes
         pick_device(each)
-    out = args.out or Path("runs") / f"reproduce-{args.scale}"
+    out = args.out or Path("runs") / f"reproduce-{scale}"
     archive = _archive(args.archive, experiment)
     reproduction = Reproduction(names, experiment, out, args.seeds, archive)
     if args.plan:
@@ -125,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
     require_report()  # reported now, not after the runs
     jobs = reproduction.jobs
     print(
-        f"{experiment.config.data.source}: {len(jobs)} runs at scale {args.scale} "
+        f"{experiment.config.data.source}: {len(jobs)} runs at scale {scale} "
         f"({experiment.scale.description}), "
         f"{sum(job.trained for job in jobs)} of them trained already: {out}/runs"
         + (f", finished ones also in {archive}" if archive else ""),

@@ -141,7 +141,7 @@ def test_methods_have_equal_cost_or_equal_epochs(tmp_path, equal_epochs):
     assert epochs["supervised"] == (90 if equal_epochs else 120)
 
 
-@pytest.mark.parametrize("scale", ["cpu", "cpu-paper"])
+@pytest.mark.parametrize("scale", ["cpu", "cpu-paper", "small"])
 def test_methods_have_equal_cost_by_the_measured_time_of_an_epoch(tmp_path, scale):
     experiment = replace(without_data(scale), teacher="torchvision:resnet18:random")
     configs = [job.config for job in Reproduction(["main"], experiment, tmp_path, 1).jobs]
@@ -216,7 +216,7 @@ def unlabeled(tmp_path):
     [
         (
             "main --scale huge",
-            "--scale: got 'huge', need one of paper, cifar10, cpu, cpu-paper, cpu-resnet18, smoke",
+            "--scale: got 'huge', need one of paper, cifar10, cpu, cpu-paper, small, cpu-resnet18, smoke",
         ),
         ("main --scale paper", "--data SOURCE"),
         ("main --scale smoke --data DATASET --data.validation none", "--data.validation 0.1"),
