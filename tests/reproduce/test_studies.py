@@ -216,7 +216,8 @@ def unlabeled(tmp_path):
     [
         (
             "main --scale huge",
-            "--scale: got 'huge', need one of paper, cifar10, cpu, cpu-paper, small, cpu-resnet18, smoke",
+            "--scale: got 'huge', need one of paper, cifar10, cpu, cpu-paper, small, cpu-resnet18, "
+            "smoke",
         ),
         ("main --scale paper", "--data SOURCE"),
         ("main --scale smoke --data DATASET --data.validation none", "--data.validation 0.1"),
