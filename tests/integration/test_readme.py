@@ -36,15 +36,17 @@ def test_the_tables_of_resnets_are_those_of_the_stored_values(file):
 
 
 @pytest.mark.parametrize(
-    ("scale", "data", "images"),
+    ("scale", "data", "images", "split"),
     [
-        ("cpu", "cifar10.npz", 45_000),
-        ("cpu-paper", "cifar10.npz", 45_000),
-        ("cpu", "fashion-mnist", 54_000),
+        ("cpu", "cifar10.npz", 45_000, "test"),
+        ("cpu-paper", "cifar10.npz", 45_000, "test"),
+        ("cpu", "fashion-mnist", 54_000, "test"),
+        ("small", "photos", 540, "val"),
+        ("small", "flowers", 540, "val"),
     ],
 )
 def test_the_tables_and_verdicts_of_the_results_are_those_of_the_stored_runs(
-    scale, data, images, tmp_path, monkeypatch
+    scale, data, images, split, tmp_path, monkeypatch
 ):
     text = (ROOT / "docs" / "results.md").read_text()
     folder = f"{scale}-{data.removesuffix('.npz')}"
@@ -64,7 +66,7 @@ def test_the_tables_and_verdicts_of_the_results_are_those_of_the_stored_runs(
         SCALES[scale].config.with_overrides({"data.source": data}),
         images=images,
         classes=10,
-        split="test",
+        split=split,
         teacher=SCALES[scale].teacher,
     )
     reproduction = Reproduction(names, experiment, tmp_path, 3, STORED / folder)
