@@ -48,7 +48,8 @@ def _squared_singular_values(rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "
     """
     exact = rows.double()
     product = exact.mT @ exact if len(exact) >= exact.shape[1] else exact @ exact.mT
-    return torch.linalg.eigvalsh(product).clamp(min=0)
+    values: Tensor = torch.linalg.eigvalsh(product)
+    return values.clamp(min=0)
 
 
 @torch.no_grad()
