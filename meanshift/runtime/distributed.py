@@ -68,6 +68,10 @@ def process_group(device: torch.device, *, timeout: float = 600.0) -> Iterator[N
     finally:
         with suppress(RuntimeError):  # other processes may be gone
             distributed.destroy_process_group()
+        # Gloo's threads outlive it, since torch keeps the group of DistributedDataParallel. They
+        # free the last tensors under Python's lock, and one that still waits for the lock when
+        # Python ends aborts the process.
+        time.sleep(0.1)
 
 
 def _initialize(device: torch.device, timeout: float) -> tuple[Any, int, int]:
